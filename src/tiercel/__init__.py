@@ -1,0 +1,1 @@
+"""Live reconfiguration of stateful stream processing on Apache Spark."""

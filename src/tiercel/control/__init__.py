@@ -1,0 +1,1 @@
+"""Deciding what moves where, pure: view, policies, planner, controller."""

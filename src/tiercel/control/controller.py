@@ -1,0 +1,249 @@
+"""The controller: takes wishes, sees each move through, and starts over from what routers say.
+
+Responsible for: queueing moves that overlap, asking again, scale-out and scale-in, its own restart.
+Not responsible for: deciding a move (the source's router's log does), making wishes (policies).
+
+Of each wish only that it exists is stored here; where it stands, the routers know. A controller
+that was restarted asks every router and goes on. It is never in the path of a tuple.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from tiercel.control.planner import rebalance
+from tiercel.control.plans import Plan, WantedMove, check_plan
+from tiercel.core import messages as m
+from tiercel.core.effects import Effect, Launch, Retire, StorageKey
+from tiercel.core.events import Connected, Disconnected, Durable, Event, Received, TimerFired
+from tiercel.core.faults import InvalidRequest
+from tiercel.core.records import Key, Route
+from tiercel.core.routing import overlap
+from tiercel.core.settings import Settings
+from tiercel.core.step import Journal, Step
+from tiercel.core.topology import Topology, operator_of, site_of
+
+
+class MoveState(enum.Enum):
+    QUEUED = "queued"  # overlaps one that is running
+    ASKED = "asked"  # the source's router was asked, or is at it
+    DONE = "done"
+    UNDONE = "undone"  # aborted or refused; the keys are where they were
+
+
+class TrackedMove(msgspec.Struct):
+    """A move that somebody wants, and where it stands."""
+
+    move: str
+    wanted: WantedMove
+    state: str = MoveState.QUEUED.value
+    reason: str = ""
+    retries_left: int = 0
+    deadline_ms: float = 0.0
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """A wish: these instances of an operator, evenly loaded."""
+
+    operator: str
+    instances: tuple[str, ...]
+    strategy: str = "live"
+
+
+class Controller:
+    """Runs moves. `items` is what its storage held when it started."""
+
+    def __init__(self, topology: Topology, settings: Settings, items: dict[StorageKey, Any]) -> None:
+        self.topology = topology
+        self.settings = settings
+        self.journal = Journal()
+        self.moves: dict[str, TrackedMove] = {}
+        self.scales: dict[str, Scale] = {}
+        self.slots: dict[str, dict[int, Route]] = {name: {} for name in topology.operators}
+        self.overrides: dict[str, dict[Key, Route]] = {name: {} for name in topology.operators}
+        self.running: set[str] = set()
+        self.heard: set[str] = set()
+        self.next_id = 1
+        self.retiring: set[str] = set()
+        for key, value in items.items():
+            match key:
+                case ("move", move):
+                    self.moves[move] = msgspec.structs.replace(value)
+                case ("scale", operator):
+                    self.scales[operator] = value
+                case ("next_id",):
+                    self.next_id = value
+                case ("retiring", instance):
+                    self.retiring.add(instance)
+                case _:
+                    raise KeyError(key)
+
+    # -- wishes ------------------------------------------------------------------------------
+
+    def request(self, plan: Plan, now_ms: float, retries: int = 0, deadline_ms: float | None = None) -> tuple[list[str], list[Effect]]:
+        """Take a plan. Raises `InvalidRequest` and changes nothing if it has a fault."""
+        check_plan(plan, self.topology)
+        step = Step(now_ms)
+        names = [self._add(step, move, retries, deadline_ms) for move in plan.moves]
+        self._start_what_can(step)
+        return names, self.journal.commit(step)
+
+    def scale(self, wish: Scale, now_ms: float) -> list[Effect]:
+        """Launch what is missing, then even the load out, then retire what is not wanted."""
+        self.topology.operator(wish.operator)
+        if not wish.instances:
+            raise InvalidRequest("no instances were named", "expected at least one")
+        for instance in wish.instances:
+            if operator_of(instance) != wish.operator:
+                what = f"{instance!r} is not an instance of {wish.operator!r}"
+                raise InvalidRequest(what)
+            self.topology.site(site_of(instance))
+        step = Step(now_ms)
+        self.scales[wish.operator] = wish
+        step.put(("scale", wish.operator), wish)
+        self._ask_status(step)
+        return self.journal.commit(step)
+
+    def _add(self, step: Step, wanted: WantedMove, retries: int, deadline_ms: float | None) -> str:
+        name = f"m{self.next_id}"
+        self.next_id += 1
+        step.put(("next_id",), self.next_id)
+        limit = deadline_ms if deadline_ms is not None else self.settings.move_deadline_ms
+        self.moves[name] = TrackedMove(name, wanted, retries_left=retries, deadline_ms=limit)
+        self._save(step, self.moves[name])
+        return name
+
+    def _save(self, step: Step, tracked: TrackedMove) -> None:
+        step.put(("move", tracked.move), msgspec.structs.replace(tracked))
+
+    # -- the one entry -----------------------------------------------------------------------
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        step = Step(now_ms)
+        released: list[Effect] = []
+        match event:
+            case Connected(peer=peer) if peer in self.topology.sites:
+                step.send(peer, m.StatusQuery())
+                step.timer("retry", now_ms + self.settings.retry_ms)
+            case Disconnected():
+                pass
+            case Durable(seq=seq):
+                released = self.journal.durable_through(seq)
+            case TimerFired():
+                self._retry(step)
+            case Received(sender=sender, message=m.StatusReply() as reply):
+                self._on_status_reply(step, sender, reply)
+            case Received(message=m.MoveStatus() as status):
+                self._on_status(step, status)
+            case _:
+                pass
+        return released + self.journal.commit(step)
+
+    def _retry(self, step: Step) -> None:
+        for tracked in self.moves.values():
+            if tracked.state == MoveState.ASKED.value:
+                self._ask(step, tracked)
+        if self.scales or self.retiring:
+            self._ask_status(step)
+        if self.active or self.scales or self.retiring:
+            step.timer("retry", step.now_ms + self.settings.retry_ms)
+
+    @property
+    def active(self) -> list[TrackedMove]:
+        return [t for t in self.moves.values() if t.state in (MoveState.ASKED.value, MoveState.QUEUED.value)]
+
+    def _ask_status(self, step: Step) -> None:
+        for site in self.topology.sites:
+            step.send(site, m.StatusQuery())
+        step.timer("retry", step.now_ms + self.settings.retry_ms)
+
+    # -- moves -------------------------------------------------------------------------------
+
+    def _start_what_can(self, step: Step) -> None:
+        """Disjoint moves run side by side; one that overlaps a running one waits its turn."""
+        busy = [t for t in self.moves.values() if t.state == MoveState.ASKED.value]
+        for tracked in self.moves.values():
+            if tracked.state != MoveState.QUEUED.value:
+                continue
+            if any(self._overlap(tracked.wanted, other.wanted) for other in busy):
+                continue
+            tracked.state = MoveState.ASKED.value
+            self._save(step, tracked)
+            busy.append(tracked)
+            self._ask(step, tracked)
+            step.timer("retry", step.now_ms + self.settings.retry_ms)
+
+    def _overlap(self, a: WantedMove, b: WantedMove) -> bool:
+        return a.operator == b.operator and overlap(a.keys, b.keys, self.topology.operators[a.operator].slots)
+
+    def _ask(self, step: Step, tracked: TrackedMove) -> None:
+        w = tracked.wanted
+        step.send_durable(
+            site_of(w.source),
+            m.MoveRequest(tracked.move, w.operator, w.keys, w.source, w.destination, w.strategy, tracked.deadline_ms),
+        )
+
+    def _on_status(self, step: Step, status: m.MoveStatus) -> None:
+        tracked = self.moves.get(status.move)
+        if tracked is None or tracked.state not in (MoveState.ASKED.value, MoveState.QUEUED.value):
+            return
+        if status.phase == "done":
+            tracked.state = MoveState.DONE.value
+        elif status.phase in ("aborted", "refused"):
+            tracked.state = MoveState.UNDONE.value
+            tracked.reason = status.reason
+            if tracked.retries_left > 0:
+                self._add(step, tracked.wanted, tracked.retries_left - 1, tracked.deadline_ms)
+        else:
+            return
+        step.note(f"{tracked.move} {tracked.state} {tracked.reason}")
+        self._save(step, tracked)
+        self._start_what_can(step)
+
+    def _on_status_reply(self, step: Step, site: str, reply: m.StatusReply) -> None:
+        self.heard.add(site)
+        self.running = {i for i in self.running if site_of(i) != site} | set(reply.attached)
+        for operator, update in reply.tables.items():
+            self.slots[operator] = {k: r for k, r in self.slots[operator].items() if r.site != site}
+            self.overrides[operator] = {k: r for k, r in self.overrides[operator].items() if r.site != site}
+            self.slots[operator].update(update.slots)
+            self.overrides[operator].update(update.keys)
+        for status in reply.statuses:
+            self._on_status(step, status)
+        self._scale_on(step)
+
+    # -- scaling -----------------------------------------------------------------------------
+
+    def _scale_on(self, step: Step) -> None:
+        if self.heard != set(self.topology.sites):
+            return
+        for wish in list(self.scales.values()):
+            missing = [i for i in wish.instances if i not in self.running]
+            for instance in missing:
+                step.effects.append(Launch(instance))
+            busy = any(t.wanted.operator == wish.operator for t in self.active)
+            slots = self.slots[wish.operator]
+            if missing or busy or len(slots) < self.topology.operators[wish.operator].slots:
+                continue
+            planned = rebalance(wish.operator, slots, self.overrides[wish.operator], wish.instances, wish.strategy)
+            for wanted in planned:
+                self._add(step, wanted, 0, None)
+            if planned:
+                self._start_what_can(step)
+                self.heard.clear()  # decide the next round on fresh tables
+                continue
+            surplus = [i for i in self.running if operator_of(i) == wish.operator and i not in wish.instances]
+            for instance in surplus:
+                self.retiring.add(instance)
+                step.put(("retiring", instance), True)
+            del self.scales[wish.operator]
+            step.delete(("scale", wish.operator))
+        for instance in sorted(self.retiring):
+            step.send(site_of(instance), m.Retirement(instance))
+            step.effects.append(Retire(instance))
+            if instance not in self.running:
+                self.retiring.discard(instance)
+                step.delete(("retiring", instance))

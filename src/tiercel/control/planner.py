@@ -1,0 +1,52 @@
+"""Turning a wish (these instances, evenly) into moves. Pure: tables in, moves out.
+
+Responsible for: which slots move from whom to whom, as few as possible.
+Not responsible for: when (policies), how (strategies), doing it (controller.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tiercel.control.plans import WantedMove
+from tiercel.core.records import Key, KeySet, Route
+
+
+def rebalance(
+    operator: str,
+    slots: dict[int, Route],
+    overrides: dict[Key, Route],
+    wanted: Sequence[str],
+    strategy: str = "live",
+) -> list[WantedMove]:
+    """Moves that leave every wanted instance with an even share of the slots, and the others with nothing.
+
+    An instance that keeps slots keeps its lowest ones; only the surplus moves. Overrides move only
+    when their owner is not wanted any more.
+    """
+    owned: dict[str, list[int]] = {name: [] for name in wanted}
+    for slot in sorted(slots):
+        owned.setdefault(slots[slot].instance, []).append(slot)
+    total, count = len(slots), len(wanted)
+    share = {name: total // count + (1 if i < total % count else 0) for i, name in enumerate(sorted(wanted))}
+    surplus: list[tuple[str, int]] = []
+    for name in sorted(owned):
+        keep = share.get(name, 0)
+        surplus += [(name, slot) for slot in owned[name][keep:]]
+    moves: dict[tuple[str, str], set[int]] = {}
+    for name in sorted(wanted):
+        missing = share[name] - min(len(owned[name]), share[name])
+        for _ in range(missing):
+            source, slot = surplus.pop()
+            moves.setdefault((source, name), set()).add(slot)
+    planned = [
+        WantedMove(operator, KeySet(slots=frozenset(s)), source, destination, strategy)
+        for (source, destination), s in sorted(moves.items())
+    ]
+    homeless: dict[str, set[Key]] = {}
+    for key, route in overrides.items():
+        if route.instance not in share:
+            homeless.setdefault(route.instance, set()).add(key)
+    for source in sorted(homeless):
+        planned.append(WantedMove(operator, KeySet(keys=frozenset(homeless[source])), source, sorted(wanted)[0], strategy))
+    return planned

@@ -1,0 +1,109 @@
+"""Plans: moves that someone wants, and the closed list of faults that make a plan impossible.
+
+Responsible for: validating a plan before any step is taken, with an error that names the value, what
+    is allowed and how to list it.
+Not responsible for: making plans (planner.py), carrying them out (controller.py).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from tiercel.core.faults import InvalidRequest
+from tiercel.core.records import KeySet
+from tiercel.core.routing import check_keys, overlap
+from tiercel.core.strategies import STRATEGIES
+from tiercel.core.topology import Topology, operator_of, site_of
+
+
+class WantedMove(msgspec.Struct, frozen=True):
+    """One move that somebody wants."""
+
+    operator: str
+    keys: KeySet
+    source: str
+    destination: str
+    strategy: str = "live"
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Moves, and why. The reason is shown next to each of them."""
+
+    moves: tuple[WantedMove, ...]
+    reason: str
+
+
+class Fault(enum.Enum):
+    """Everything that can be wrong with a plan."""
+
+    UNKNOWN_OPERATOR = "unknown operator"
+    UNKNOWN_SITE = "unknown site"
+    UNKNOWN_STRATEGY = "unknown strategy"
+    WRONG_OPERATOR = "an instance of another operator"
+    TO_ITSELF = "a move to itself"
+    KEYS = "an empty, mixed or out-of-range key set"
+    DEAD_TARGET = "a destination that is not running"
+    NOT_DETERMINISTIC = "a strategy that needs a deterministic operator"
+    OVERLAPPING = "two moves of one plan that share a key"
+
+
+def faults_of(plan: Plan, topology: Topology, running: Iterable[str] | None = None) -> list[tuple[Fault, InvalidRequest]]:
+    """All faults of a plan; an empty list means that it may be carried out."""
+    found: list[tuple[Fault, InvalidRequest]] = []
+    alive = set(running) if running is not None else None
+    for index, move in enumerate(plan.moves):
+        found += _faults_of_move(move, topology, alive)
+        for other in plan.moves[:index]:
+            if move.operator == other.operator and move.operator in topology.operators:
+                if overlap(move.keys, other.keys, topology.operators[move.operator].slots):
+                    what = f"moves {index} and {plan.moves.index(other)} of the plan share keys of {move.operator!r}"
+                    found.append((Fault.OVERLAPPING, InvalidRequest(what, "expected disjoint key sets")))
+    return found
+
+
+def _faults_of_move(move: WantedMove, topology: Topology, alive: set[str] | None) -> list[tuple[Fault, InvalidRequest]]:
+    found: list[tuple[Fault, InvalidRequest]] = []
+    operator = topology.operators.get(move.operator)
+    if operator is None:
+        return [(Fault.UNKNOWN_OPERATOR, InvalidRequest.unknown("operator", move.operator, sorted(topology.operators)))]
+    strategy = STRATEGIES.get(move.strategy)
+    if strategy is None:
+        found.append((Fault.UNKNOWN_STRATEGY, InvalidRequest.unknown("strategy", move.strategy, sorted(STRATEGIES))))
+    elif strategy.needs_determinism and not operator.deterministic:
+        what = f"strategy {move.strategy!r} runs {operator.name!r} twice, which is declared non-deterministic"
+        found.append((Fault.NOT_DETERMINISTIC, InvalidRequest(what, "expected a flip-first strategy")))
+    try:
+        check_keys(move.keys, operator)
+    except InvalidRequest as error:
+        found.append((Fault.KEYS, error))
+    for instance in (move.source, move.destination):
+        if operator_of(instance) != move.operator:
+            what = f"{instance!r} is not an instance of {move.operator!r}"
+            found.append((Fault.WRONG_OPERATOR, InvalidRequest(what, f"expected a name like {move.operator}@site#0")))
+        elif site_of(instance) not in topology.sites:
+            unknown = InvalidRequest.unknown("site", site_of(instance), sorted(topology.sites))
+            found.append((Fault.UNKNOWN_SITE, unknown))
+    if move.source == move.destination:
+        what = f"move from {move.source!r} to itself"
+        found.append((Fault.TO_ITSELF, InvalidRequest(what, "expected two different instances")))
+    if alive is not None and move.destination not in alive:
+        dead = InvalidRequest.unknown("running instance", move.destination, sorted(alive))
+        found.append((Fault.DEAD_TARGET, dead))
+    return found
+
+
+def check_plan(plan: Plan, topology: Topology, running: Iterable[str] | None = None) -> None:
+    """Raise the first fault of a plan."""
+    for _, error in faults_of(plan, topology, running):
+        raise error
+
+
+def check_settings(settings: Mapping[str, float]) -> None:
+    """Refuse negative or absurd numbers; the message names the setting."""
+    for name, value in settings.items():
+        if not 0 < value <= 1e9:
+            what = f"{name} = {value!r}"
+            raise InvalidRequest(what, "expected a number above 0 and at most 1e9")

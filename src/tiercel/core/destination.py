@@ -1,0 +1,328 @@
+"""The receiving side of a move, in the destination instance.
+
+Responsible for: holding rows of a key until its state is there, processing in step with the source
+    without emitting, the vote, and emitting from the cut on.
+Not responsible for: the order of what comes in (arrivals.py feeds it), storing (instance.py).
+
+    RECEIVING --every key--> IN_STEP --Compare, checkpoint--> VOTED --Adopt--> ADOPTED --Done--> merged
+    RECEIVING --Adopt--> RECEIVING (adopted) --every key--> ADOPTED                 (flip first)
+
+The emit filter: outputs are kept until EmitFrom(r) says that everything up to r came from the
+source and has arrived; those at or below r are dropped, the rest goes out in order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tiercel.core import messages as m
+from tiercel.core.keyspace import KeySpace
+from tiercel.core.records import (
+    OWN,
+    SHADOW,
+    Adopt,
+    Compare,
+    Control,
+    Key,
+    KeyImage,
+    KeySet,
+    Output,
+    Position,
+    Row,
+    TableUpdate,
+    Tick,
+    Watermark,
+)
+from tiercel.core.routing import slot_of
+from tiercel.core.step import Step
+
+if TYPE_CHECKING:
+    from tiercel.core.instance import Instance
+
+
+class Phase(enum.Enum):
+    RECEIVING = "receiving"  # rows of a key wait until its state is there
+    IN_STEP = "in step"  # every key is here; rows are processed as they come, nothing is emitted
+    VOTED = "voted"  # a checkpoint has every key; only the source's router may end this now
+    ADOPTED = "adopted"  # the keys are ours; emits once EmitFrom has come
+
+
+Item = tuple[Position, int, list[Row], Control | None]  # position, time, rows, control
+
+
+class DestinationMove:
+    """One key set on its way into this instance."""
+
+    def __init__(
+        self, instance: Instance, move: str, keys: KeySet, source: str, strategy: str, epochs: TableUpdate
+    ) -> None:
+        self.instance = instance
+        self.move = move
+        self.keys = keys
+        self.source = source
+        self.strategy = strategy
+        self.epochs = epochs  # of the keys before the flip
+        self.owned = False
+        self.phase = Phase.RECEIVING
+        self.complete = False
+        self.position: Position = (SHADOW, -1)
+        self.adopt: Adopt | None = None
+        self.adopted_at = -1
+        self.emit_from: int | None = None
+        self.space = KeySpace(instance.operator.slots, self._epoch_of, instance.engine.code.user_key)
+        self.at: dict[Key, Position] = {}  # up to where the image of a key already is
+        self.floor_wm: dict[Key, int] = {}
+        self.shadow_watermark_ms = -1
+        self.held: dict[Key, list[Item]] = {}
+        self.controls: list[Item] = []
+        self.stalled: deque[Item] = (
+            deque()
+        )  # behind a Compare that came before the last key, or a full buffer
+        self.kept: list[tuple[int, Output]] = []  # (stage, output) not yet allowed out
+        self.kept_dead: list[tuple[int, Output]] = []
+        self.next_chunk = 0
+        self.chunks: int | None = None
+        self.touched: set[Key] = set()
+        self.digests: dict[Key, int] | None = None
+        self.vote_position: Position | None = None
+        self.settled_told = False
+
+    def _epoch_of(self, key: Key) -> int:
+        """A new key's epoch: the old owner's until the adoption, then the new one."""
+        if self.owned:
+            return self.instance.routes.route(key).epoch
+        route = self.epochs.keys.get(key) or self.epochs.slots.get(slot_of(key, self.space.slots))
+        return route.epoch if route is not None else 0
+
+    # -- state comes in ----------------------------------------------------------------------
+
+    def on_chunk(self, step: Step, chunk: m.Chunk) -> None:
+        if chunk.n == self.next_chunk:
+            self.next_chunk += 1
+            for image in chunk.images:
+                self._install(image)
+            self._finish_if_complete(step)
+        step.send(self.source, m.ChunkReceipt(self.move, self.next_chunk))
+
+    def on_end_of_keys(self, step: Step, message: m.EndOfKeys) -> None:
+        self.chunks = message.chunks
+        self._finish_if_complete(step)
+
+    def _install(self, image: KeyImage) -> None:
+        key = image.key
+        self.space.install(image, self._epoch_of(key))
+        self.at[key] = (SHADOW, image.at)
+        self.floor_wm[key] = image.watermark_ms
+        self._catch_up(key)
+
+    def _catch_up(self, key: Key) -> None:
+        """What was held for this key, with the ticks and watermarks that passed meanwhile, in order."""
+        items = self.held.pop(key, [])
+        items = sorted([*items, *self.controls], key=lambda item: item[0])
+        for position, time_ms, rows, control in items:
+            if control is None:
+                self._call(key, rows, position, time_ms)
+            else:
+                self._control_for(key, position, time_ms, control)
+
+    def _finish_if_complete(self, step: Step) -> None:
+        if self.complete or self.chunks is None or self.next_chunk < self.chunks:
+            return
+        for key in sorted(self.held):
+            self.at[key] = (SHADOW, -1)  # it had no state and none was deleted: born after the capture began
+            self._catch_up(key)
+        self.complete = True
+        self.controls.clear()
+        if self.adopt is not None:
+            self.phase = Phase.ADOPTED
+        else:
+            self.phase = Phase.IN_STEP
+        step.send(self.instance.router, m.Installed(self.move))
+        self._go_on(step)
+
+    # -- rows come in ------------------------------------------------------------------------
+
+    def feed(
+        self, step: Step, position: Position, time_ms: int, rows: list[Row], control: Control | None
+    ) -> None:
+        """The next item of the shadow feed or, once adopted, of our own log."""
+        if position <= self.position:
+            return
+        self.position = position
+        item = (position, time_ms, rows, control)
+        if self.stalled or self._must_stall(control):
+            self.stalled.append(item)
+        else:
+            self._process(step, item)
+
+    def _must_stall(self, control: Control | None) -> bool:
+        if isinstance(control, Compare):
+            return not self.complete
+        return self.emit_from is None and len(self.kept) >= self.instance.settings.suppressed_max
+
+    def _go_on(self, step: Step) -> None:
+        while self.stalled and not self._must_stall(self.stalled[0][3]):
+            self._process(step, self.stalled.popleft())
+
+    def _process(self, step: Step, item: Item) -> None:
+        position, time_ms, rows, control = item
+        if isinstance(control, Compare):
+            space = self.space
+            self.digests = {k: space.keys[k].digest() if k in space.keys else 0 for k in sorted(self.touched)}
+            self.vote_position = position
+            self.instance.checkpoint_soon(step)
+            return
+        if isinstance(control, Adopt):
+            self._own(control)
+            return
+        if control is not None:
+            if not self.complete:
+                self.controls.append(item)
+            if isinstance(control, Watermark) and position[0] == SHADOW:
+                self.shadow_watermark_ms = max(self.shadow_watermark_ms, control.value_ms)
+            for key in self.space.due(self._due(position, time_ms, control)):
+                self._control_for(key, position, time_ms, control)
+            return
+        by_key: dict[Key, list[Row]] = {}
+        for row in rows:
+            by_key.setdefault(row[0], []).append(row)
+        for key, of_key in by_key.items():
+            if self.complete or key in self.at:
+                self._call(key, of_key, position, time_ms)
+            else:
+                self.held.setdefault(key, []).append((position, time_ms, of_key, None))
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def _times(self, key: Key, position: Position, time_ms: int) -> tuple[int, int]:
+        """The key's clock never runs backwards, whichever log it reads."""
+        floor = self.floor_wm.get(key, -1)
+        if position[0] == SHADOW:
+            return time_ms, max(floor, self.shadow_watermark_ms)
+        adopt = self.adopt
+        if adopt is None:
+            return time_ms, max(floor, self.instance.watermark_ms)
+        return max(time_ms, adopt.time_ms), max(floor, adopt.watermark_ms, self.instance.watermark_ms)
+
+    def _due(self, position: Position, time_ms: int, control: Control) -> int:
+        """Up to which timer value this tick or watermark fires."""
+        engine = self.instance.engine
+        if engine.event_time:
+            if not isinstance(control, Watermark):
+                return -1
+            floor = self.adopt.watermark_ms if self.adopt is not None and position[0] == OWN else -1
+            return max(control.value_ms, floor)
+        if not isinstance(control, Tick):
+            return -1
+        return max(time_ms, self.adopt.time_ms) if self.adopt is not None and position[0] == OWN else time_ms
+
+    def _call(self, key: Key, rows: list[Row], position: Position, time_ms: int) -> None:
+        if position <= self.at.get(key, (SHADOW, -1)):
+            return  # its image already has this
+        self.touched.add(key)
+        instance = self.instance
+        state = self.space.state(key)
+        time_ms, watermark_ms = self._times(key, position, time_ms)
+        out: list[Output] = []
+        instance.engine.begin_entry()
+        instance.engine.call(state, key, rows, time_ms, watermark_ms, position[1], out)
+        self.space.touched(key, state, instance.engine.handle.new_timers)
+        self._out(position, out)
+
+    def _control_for(self, key: Key, position: Position, time_ms: int, control: Control) -> None:
+        state = self.space.keys.get(key)
+        if state is None or not state.timers or position <= self.at.get(key, (SHADOW, -1)):
+            return
+        due = self._due(position, time_ms, control)
+        if min(state.timers) > due:
+            return
+        self.touched.add(key)
+        instance = self.instance
+        time_ms, watermark_ms = self._times(key, position, time_ms)
+        if isinstance(control, Watermark):
+            watermark_ms = max(watermark_ms, due)
+        out: list[Output] = []
+        instance.engine.begin_entry()
+        instance.engine.fire(state, key, due, time_ms, watermark_ms, position[1], out)
+        self.space.touched(key, state, instance.engine.handle.new_timers)
+        self._out(position, out)
+
+    # -- the emit filter ---------------------------------------------------------------------
+
+    def _out(self, position: Position, out: list[Output]) -> None:
+        dead, self.instance.engine.dead_letters = self.instance.engine.dead_letters, []
+        for kept, outputs in ((self.kept, out), (self.kept_dead, dead)):
+            if self.emit_from is None or position > (SHADOW, self._bound()):
+                kept += [(position[0], o) for o in outputs]
+
+    def _bound(self) -> int:
+        assert self.emit_from is not None
+        if self.instance.settings.mutant == "emit-filter-off-by-one":
+            return self.emit_from - 1
+        return self.emit_from
+
+    def on_emitted_through(self, offset: int) -> None:
+        """The source's outputs up to here have arrived: ours need not be kept."""
+        self.kept = [(s, o) for s, o in self.kept if s == OWN or o.offset > offset]
+        self.kept_dead = [(s, o) for s, o in self.kept_dead if s == OWN or o.offset > offset]
+
+    def on_emit_from(self, step: Step, offset: int) -> None:
+        if self.emit_from is None:
+            self.emit_from = offset
+            if self.instance.settings.mutant == "suppressed-not-released":
+                offset = 1 << 60
+            bound = self._bound() if offset == self.emit_from else offset
+            self.kept = [(s, o) for s, o in self.kept if s == OWN or o.offset > bound]
+            self.kept_dead = [(s, o) for s, o in self.kept_dead if s == OWN or o.offset > bound]
+            self._go_on(step)
+        self.flush(step)
+
+    def flush(self, step: Step) -> None:
+        """Send what may go out; entries in order, so that each key's outputs are in order."""
+        early = self.instance.settings.mutant == "emits-before-cut" and self.adopt is not None
+        if (self.emit_from is None and not early) or not (self.kept or self.kept_dead):
+            return
+        for stage in (SHADOW, OWN):
+            outputs = [o for s, o in self.kept if s == stage]
+            dead = [o for s, o in self.kept_dead if s == stage]
+            if outputs or dead:
+                instance = self.instance
+                step.send(
+                    instance.router,
+                    m.MoveOutputs(instance.name, instance.life, self.move, stage, outputs, dead),
+                )
+        self.kept, self.kept_dead = [], []
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def on_adopt(self, step: Step, adopt: Adopt, offset: int) -> None:
+        """The keys are ours from this entry of our log on."""
+        self.adopted_at = offset
+        if self.strategy == "live":
+            self.feed(step, (OWN, offset), adopt.time_ms, [], adopt)
+        else:
+            self.position = max(self.position, (OWN, offset))
+            self._own(adopt)
+
+    def _own(self, adopt: Adopt) -> None:
+        self.adopt = adopt
+        self.owned = True
+        for key, state in self.space.keys.items():
+            state.epoch = self.instance.routes.route(key).epoch
+        if self.complete:
+            self.phase = Phase.ADOPTED
+
+    def checkpoint_position(self) -> Position | None:
+        """What a checkpoint taken now may claim; nothing while something is held."""
+        return self.position if self.complete and not self.stalled else None
+
+    def may_settle(self, covered: Position) -> bool:
+        return (
+            self.phase is Phase.ADOPTED
+            and self.emit_from is not None
+            and not self.kept
+            and not self.stalled
+            and covered >= (OWN, self.adopted_at)
+        )

@@ -1,0 +1,154 @@
+"""Calls of user code: one call per log entry and key, atomic, with outputs that have an identity.
+
+Responsible for: what user code is called with, what becomes of its outputs, and of its errors.
+Not responsible for: which keys are here, and when (instance.py, destination.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from tiercel.core.keyed import Handle, KeyState
+from tiercel.core.records import INITIAL, Key, Output, Row
+
+
+class Code(Protocol):
+    """A user's operator behind the few conversions that the border needs."""
+
+    processor: Any
+
+    def user_key(self, key: Key) -> Any: ...
+    def user_rows(self, rows: list[Row]) -> Iterator[Any]: ...
+    def output_row(self, key: Key, output: Any) -> Row: ...
+    def timer_values(self, time_ms: int, watermark_ms: int) -> Any: ...
+    def expired_timer(self, expiry_ms: int) -> Any: ...
+
+
+class Engine:
+    """Calls one processor."""
+
+    def __init__(self, code: Code, time_mode: str) -> None:
+        self.code = code
+        self.handle = Handle(time_mode)
+        self.event_time = time_mode == "eventTime"
+        self.has_timers = time_mode != "none"
+        code.processor.init(self.handle)
+        self.handle.opening = False
+        self._attributes = dict(vars(code.processor))
+        self.dead_letters: list[Output] = []
+
+    def begin_entry(self) -> None:
+        """Attributes of a processor do not survive an entry: a replay would not have them."""
+        attributes = vars(self.code.processor)
+        attributes.clear()
+        attributes.update(self._attributes)
+
+    def call(
+        self,
+        state: KeyState,
+        key: Key,
+        rows: list[Row],
+        time_ms: int,
+        watermark_ms: int,
+        offset: int,
+        out: list[Output],
+    ) -> None:
+        """One call of handleInputRows, or of handleInitialState per initial row; then timers that are due."""
+        handle, code = self.handle, self.code
+        handle.state = state
+        handle.time_ms = time_ms
+        times = code.timer_values(time_ms, watermark_ms)
+        before = len(out)
+        try:
+            if rows[0][1] == INITIAL:
+                for row in code.user_rows(rows):
+                    code.processor.handleInitialState(state.user_key, row, times)
+            else:
+                epoch, n = state.epoch, 0
+                for output in code.processor.handleInputRows(state.user_key, code.user_rows(rows), times):
+                    out.append(Output(offset, key, epoch, n, code.output_row(key, output)))
+                    n += 1
+            handle.undo.clear()
+        except Exception as error:
+            del out[before:]
+            handle.roll_back()
+            if len(rows) > 1:
+                for row in rows:
+                    self.call_alone(state, key, row, times, offset, out, before)
+            else:
+                self._dead_letter(state, key, rows[0], offset, error)
+        if state.timers:
+            self.fire(
+                state,
+                key,
+                watermark_ms if self.event_time else time_ms,
+                time_ms,
+                watermark_ms,
+                offset,
+                out,
+                before,
+            )
+
+    def call_alone(
+        self, state: KeyState, key: Key, row: Row, times: Any, offset: int, out: list[Output], before: int
+    ) -> None:
+        """A row of a call that raised, by itself: only the rows that are at fault are refused."""
+        mark = len(out)
+        try:
+            if row[1] == INITIAL:
+                for initial in self.code.user_rows([row]):
+                    self.code.processor.handleInitialState(state.user_key, initial, times)
+            else:
+                for output in self.code.processor.handleInputRows(
+                    state.user_key, self.code.user_rows([row]), times
+                ):
+                    n = len(out) - before
+                    out.append(Output(offset, key, state.epoch, n, self.code.output_row(key, output)))
+            self.handle.undo.clear()
+        except Exception as error:
+            del out[mark:]
+            self.handle.roll_back()
+            self._dead_letter(state, key, row, offset, error)
+
+    def _dead_letter(self, state: KeyState, key: Key, row: Row, offset: int, error: Exception) -> None:
+        n = sum(1 for letter in self.dead_letters if letter.key == key and letter.offset == offset)
+        reason = f"{type(error).__name__}: {error}"
+        self.dead_letters.append(Output(offset, key, state.epoch, n, (key, row[1], (reason, row[2]))))
+
+    def fire(
+        self,
+        state: KeyState,
+        key: Key,
+        due_ms: int,
+        time_ms: int,
+        watermark_ms: int,
+        offset: int,
+        out: list[Output],
+        before: int | None = None,
+    ) -> None:
+        """Timers of this key up to `due_ms`, in ascending order; the firing one is listed until it is done."""
+        handle, code = self.handle, self.code
+        handle.state = state
+        handle.time_ms = time_ms
+        first = len(out) if before is None else before
+        while state.timers:
+            expiry = min(state.timers)
+            if expiry > due_ms:
+                break
+            mark = len(out)
+            try:
+                for output in code.processor.handleExpiredTimer(
+                    key=state.user_key,
+                    timerValues=code.timer_values(time_ms, watermark_ms),
+                    expiredTimerInfo=code.expired_timer(expiry),
+                ):
+                    out.append(
+                        Output(offset, key, state.epoch, len(out) - first, code.output_row(key, output))
+                    )
+                handle.undo.clear()
+            except Exception as error:
+                del out[mark:]
+                handle.roll_back()
+                self._dead_letter(state, key, (key, expiry, "timer"), offset, error)
+            state.timers.discard(expiry)

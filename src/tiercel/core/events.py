@@ -1,0 +1,62 @@
+"""What a driver tells a machine. Names are in the past tense: these things have happened.
+
+Responsible for: the closed set of inputs of `Router`, `Instance`, `Controller`, `Producer`.
+Not responsible for: messages between processes (messages.py), which arrive inside `Received`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tiercel.core.effects import StorageKey
+from tiercel.core.records import Entry
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """A fresh FIFO connection with a peer exists. Everything sent before on an older one may be lost."""
+
+    peer: str
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    """The connection with a peer broke. Messages in flight, both ways, are lost."""
+
+    peer: str
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A peer's message arrived."""
+
+    sender: str
+    message: Any
+
+
+class Durable(msgspec.Struct, frozen=True):
+    """`Write(seq)` and all before it are durable, as the log's durability setting defines it."""
+
+    seq: int
+
+
+class LogRead(msgspec.Struct, frozen=True):
+    """Answer to `ReadLog`."""
+
+    inbox: str
+    reader: str
+    entries: list[Entry]
+
+
+class CheckpointLoaded(msgspec.Struct, frozen=True):
+    """Answer to `LoadCheckpoint`: all that the last durable checkpoint holds."""
+
+    items: dict[StorageKey, Any]
+
+
+class TimerFired(msgspec.Struct, frozen=True):
+    """The timer of that name is due."""
+
+    name: str
+
+
+Event = Connected | Disconnected | Received | Durable | LogRead | CheckpointLoaded | TimerFired

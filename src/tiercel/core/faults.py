@@ -1,0 +1,36 @@
+"""Errors of the core; their class says whose fault it is.
+
+`ProtocolViolation`: a peer did what the protocol forbids; drop the peer, nothing else is harmed.
+`InvalidRequest`: the person who asked can mend it; says what was wrong, what is allowed, what to run.
+`CoreBug`: our own invariant broke; crash and keep the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class ProtocolViolation(Exception):
+    """A peer did something the protocol forbids. Recoverable: drop the peer."""
+
+
+class CoreBug(AssertionError):
+    """Our own invariant broke. Crash, print the story, keep the seed."""
+
+
+class InvalidRequest(Exception):
+    """A request that cannot be carried out as asked. Nothing was changed."""
+
+    def __init__(self, what: str, expected: str = "", hint: str = "") -> None:
+        self.what, self.expected, self.hint = what, expected, hint
+        super().__init__("; ".join(part for part in (what, expected, hint) if part))
+
+    @classmethod
+    def unknown(
+        cls, kind: str, value: object, allowed: Iterable[object], command: str = ""
+    ) -> InvalidRequest:
+        return cls(
+            f"unknown {kind} {value!r}",
+            f"expected one of: {', '.join(str(a) for a in allowed)}",
+            f"list them with: {command or f'tiercel sim --list {kind}s'}",
+        )

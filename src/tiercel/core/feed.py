@@ -1,0 +1,148 @@
+"""One reader of an inbox: an attached instance, how far it was sent, and how much it may be sent.
+
+Responsible for: credit, falling behind (the log is read again later), catching up.
+Not responsible for: what is in an entry, or who owns what.
+
+    DETACHED --attach--> FENCED --resume--> CATCHING_UP --at the end--> LIVE
+                                                ^------- no credit -------+
+
+A live reader gets entries as they are appended, from memory. One that has no credit left is
+forgotten until it has; then it reads the log. So a slow instance costs no memory here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+
+from tiercel.core.messages import Dispatch
+from tiercel.core.records import OWN, Entry, Position, Row
+from tiercel.core.step import Step
+
+
+class Phase(enum.Enum):
+    DETACHED = "detached"  # no connection, or a life that has not attached
+    FENCED = "fenced"  # older lives are refused; it has not said where it is
+    CATCHING_UP = "catching up"  # entries are read from the log
+    LIVE = "live"  # entries are handed over as they are appended
+
+
+class Feed:
+    """The router's side of one instance's reading of its inbox."""
+
+    def __init__(self, instance: str, rows_max: int, read_max: int) -> None:
+        self.instance = instance
+        self.suffix = "|" + instance
+        self.rows_max = rows_max
+        self.read_max = read_max
+        self.phase = Phase.DETACHED
+        self.life = 0
+        self.cursor = 0  # everything up to here was sent or did not concern it (while not LIVE)
+        self.applied = 0  # its own position when it resumed: nothing at or below is sent again
+        self.move_positions: dict[str, Position] = {}
+        self.last_sent = 0  # highest offset that held something for it
+        self.through = 0  # highest offset whose outputs came back
+        self.flush_no = 0  # last flush of this life that was admitted
+        self.watermark_ms = -1
+        self.timers = False
+        self.limit: int | None = None  # restart strategy: nothing above this is sent for now
+        self.reading = False
+        self.pending: list[Entry] = []  # of this step
+        self._inflight: deque[tuple[int, int]] = deque()
+        self._inflight_rows = 0
+
+    def detach(self) -> None:
+        self.phase = Phase.DETACHED
+        self.pending = []
+        self.reading = False
+        self._inflight.clear()
+        self._inflight_rows = 0
+
+    def attach(self, life: int) -> None:
+        self.detach()
+        if life != self.life:
+            self.flush_no = 0
+        self.life = life
+        self.phase = Phase.FENCED
+
+    def resume(self, applied: int, moves: dict[str, Position]) -> None:
+        self.applied = applied
+        self.move_positions = dict(moves)
+        own = [offset for stage, offset in moves.values() if stage == OWN]
+        self.cursor = min([applied, *own])
+        self.phase = Phase.CATCHING_UP
+        self.reading = False
+        self._inflight.clear()
+        self._inflight_rows = 0
+
+    def wants_read(self) -> bool:
+        return (
+            self.phase is Phase.CATCHING_UP
+            and not self.reading
+            and (self.limit is None or self.cursor < self.limit)
+            and self._inflight_rows < self.rows_max
+        )
+
+    def offer(self, entry: Entry, parts: dict[str, list[Row]]) -> None:
+        """A live reader's share of an entry that was just appended."""
+        if self._inflight_rows >= self.rows_max or (self.limit is not None and entry.offset > self.limit):
+            self.phase = Phase.CATCHING_UP
+            self.cursor = entry.offset - 1
+            return
+        self._push(entry, parts)
+
+    def share_of(self, entry: Entry) -> dict[str, list[Row]]:
+        """The parts of a logged entry that this reader still needs."""
+        parts: dict[str, list[Row]] = {}
+        for name, rows in entry.parts.items():
+            if name == self.instance:
+                if entry.offset > self.applied:
+                    parts[name] = rows
+            elif name.endswith(self.suffix):
+                stage, position = self.move_positions.get(name.partition("|")[0], (OWN, self.applied))
+                if stage != OWN or entry.offset > position:
+                    parts[name] = rows
+        return parts
+
+    def replay(self, entries: list[Entry], end: int) -> None:
+        """Entries read from the log; becomes live when they reach its end."""
+        self.reading = False
+        if self.phase is not Phase.CATCHING_UP:
+            return
+        for entry in entries:
+            if self._inflight_rows >= self.rows_max or (self.limit is not None and entry.offset > self.limit):
+                return
+            if entry.offset <= self.cursor:
+                continue
+            self.cursor = entry.offset
+            parts = self.share_of(entry)
+            if parts or (entry.control is not None and entry.offset > self.applied):
+                self._push(entry, parts)
+        if self.cursor >= end or not entries:
+            self.phase = Phase.LIVE
+
+    def _push(self, entry: Entry, parts: dict[str, list[Row]]) -> None:
+        count = 0
+        for rows in parts.values():
+            count += len(rows)
+        self.pending.append(
+            entry if parts is entry.parts else Entry(entry.offset, entry.time_ms, parts, entry.control)
+        )
+        self.last_sent = entry.offset
+        self._inflight.append((entry.offset, count))
+        self._inflight_rows += count
+
+    def processed(self, through: int) -> None:
+        self.through = max(self.through, through)
+        inflight = self._inflight
+        while inflight and inflight[0][0] <= through:
+            self._inflight_rows -= inflight.popleft()[1]
+
+    def flush(self, step: Step) -> None:
+        if self.pending:
+            step.send(self.instance, Dispatch(self.pending))
+            self.pending = []
+
+    @property
+    def idle(self) -> bool:
+        return self.phase is Phase.LIVE and not self._inflight

@@ -1,0 +1,425 @@
+"""One operator's inbox log at one site: appending, late-binding routing, sequencing of stamped rows.
+
+Responsible for: the order of the log; which part of an entry a row goes to; what is dropped as a
+    duplicate or held because it came too early; trimming.
+Not responsible for: moves (departures.py, arrivals.py change the routing here), the lanes' frames.
+
+Life of a row here: `intake` (from this site's producers and instances) or `sequence` (from another
+site or a mobile source) -> a part of an `Entry` -> the live feeds. A row whose key is owned
+elsewhere goes into the lane to that site, numbered per key; so does a row of a key that has just
+come home while older rows of it, sent away earlier, are still on their way back (lane to self).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from tiercel.core import messages as m
+from tiercel.core.feed import Feed, Phase
+from tiercel.core.lanes import Inbound
+from tiercel.core.records import (
+    ABSENT_WATERMARK,
+    Control,
+    Entry,
+    Key,
+    KeySet,
+    Route,
+    Row,
+    TableUpdate,
+    Tick,
+    Watermark,
+)
+from tiercel.core.routing import RoutingTable, slot_of
+from tiercel.core.settings import Settings
+from tiercel.core.step import Step
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """What an instance's last checkpoint covers, and which life of it attached last."""
+
+    life: int
+    applied: int
+    moves: dict[str, int]  # arriving moves: offset in this log, once they read it
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Dispatch stops behind `limit` until the operator's instances have been relaunched."""
+
+    limit: int
+    awaited: dict[str, int]  # instance -> the life that must end
+
+
+class Held:
+    """A row that cannot be appended yet, and the frames that are not settled before it is."""
+
+    __slots__ = ("frames", "row")
+
+    def __init__(self, row: Row, frames: tuple[Inbound, ...]) -> None:
+        self.row = row
+        self.frames: list[Inbound] = []
+        self.also(frames)
+
+    def also(self, frames: tuple[Inbound, ...]) -> None:
+        for inbound in frames:
+            if inbound not in self.frames:
+                self.frames.append(inbound)
+                inbound.held += 1
+
+    def release(self) -> None:
+        for inbound in self.frames:
+            inbound.held -= 1
+
+
+AWAY = ">"  # first character of a route to another site; instance names never start with it
+
+
+class Inbox:
+    """The log of one operator at one site, and the routing that fills it."""
+
+    def __init__(self, name: str, site: str, table: RoutingTable, settings: Settings) -> None:
+        self.name = name
+        self.site = site
+        self.table = table
+        self.settings = settings
+        self.mutant = settings.mutant
+        self.offset = 0  # last appended
+        self.time_ms = 0
+        self.watermark_ms = ABSENT_WATERMARK
+        self.trimmed = 0
+        self.durable = 0
+        self.ends: list[tuple[int, int]] = []
+        self.feeds: dict[str, Feed] = {}
+        self.readers: dict[str, Reader] = {}  # every instance of this site that may come back for more
+        self.emitted: dict[str, int] = {}  # instance -> outputs are admitted through this offset
+        self.groups: dict[
+            str, tuple[KeySet, str]
+        ] = {}  # move -> its keys and the instance that reads their part
+        self.counts: dict[Key, int] = {}  # rows of a key that this site numbered and sent away
+        self.marks: dict[Key, dict[str, int]] = {}  # key -> origin -> last n appended
+        self.returning: set[Key] = set()  # owned here, but older rows of ours are still under way
+        self.held: dict[tuple[Key, str], dict[int, Held]] = {}
+        self.waiting: list[Held] = []  # their sender knows a newer epoch than we
+        self.pauses: dict[str, Pause] = {}  # by move, restart strategy only
+        self.shadow_hook: Callable[[Step, Entry], None] | None = None  # set only while a move needs it
+        self.trim_floor: Callable[[], int | None] = lambda: None
+        self._routes: dict[Key, str] = {}
+        self._backlog: deque[tuple[int, int]] = deque()
+        self.backlog_rows = 0
+        self.stored_overrides: set[Key] = set(table.overrides)
+
+    # -- routing -----------------------------------------------------------------------------
+
+    def resolve(self, key: Key) -> str:
+        """The part or lane a key's rows go to, looked up once and then remembered until a change."""
+        route = self.table.route(key)
+        if route.site != self.site:
+            target = AWAY + route.site
+        elif key in self.returning:
+            target = AWAY + self.site
+        else:
+            target = route.instance
+            for move, (keys, reader) in self.groups.items():
+                if keys.has(key, slot_of(key, self.table.count)):
+                    if (
+                        keys.keys
+                        or key not in self.table.overrides
+                        or self.table.overrides[key].instance == reader
+                    ):
+                        target = f"{move}|{reader}"
+                    break
+        self._routes[key] = target
+        return target
+
+    def rerouted(self) -> None:
+        """Some entry changed: every look-up is made anew."""
+        self._routes.clear()
+
+    def update_table(self, step: Step, update: TableUpdate) -> bool:
+        if not self.table.take(update, stale_too=self.mutant == "stale-moved-believed"):
+            return False
+        for slot, route in update.slots.items():
+            if self.table.slots[slot] == route:
+                step.put(("route", self.name, slot), route)
+        for key in [k for k in self.stored_overrides if k not in self.table.overrides]:
+            self.stored_overrides.discard(key)
+            step.delete(("route_key", self.name, key))
+        for key, route in update.keys.items():
+            if self.table.overrides.get(key) == route:
+                self.stored_overrides.add(key)
+                step.put(("route_key", self.name, key), route)
+        self.rerouted()
+        return True
+
+    # -- appending ---------------------------------------------------------------------------
+
+    def intake(self, step: Step, rows: list[Row]) -> dict[str, list[Row]]:
+        """Rows that enter the system at this site. Returns those that must travel, by site, stamped."""
+        routes = self._routes
+        parts: dict[str, list[Row]] = {}
+        for row in rows:
+            target = routes.get(row[0])
+            if target is None:
+                target = self.resolve(row[0])
+            part = parts.get(target)
+            if part is None:
+                parts[target] = [row]
+            else:
+                part.append(row)
+        away: dict[str, list[Row]] = {}
+        for target in [t for t in parts if t[0] == AWAY]:
+            away[target[1:]] = [self._number(step, row) for row in parts.pop(target)]
+        if parts:
+            self.append(step, parts)
+        return away
+
+    def _number(self, step: Step, row: Row) -> Row:
+        key = row[0]
+        n = self.counts.get(key, 0) + 1
+        self.counts[key] = n
+        step.put(("count", self.name, key), n)
+        return (key, row[1], row[2], self.site, n, self.table.route(key).epoch)
+
+    def append(self, step: Step, parts: dict[str, list[Row]], control: Control | None = None) -> Entry:
+        """One entry at the end of the log, handed to the live feeds it concerns."""
+        self.offset += 1
+        now = int(step.now_ms)
+        if now > self.time_ms:
+            self.time_ms = now
+        entry = Entry(self.offset, self.time_ms, parts, control)
+        if type(control) is Watermark:
+            self.watermark_ms = control.value_ms
+        step.put(("inbox", self.name, self.offset), entry)
+        step.put(("head", self.name), (self.offset, self.time_ms, self.watermark_ms))
+        count = 0
+        for rows in parts.values():
+            count += len(rows)
+        if control is None and not self.groups:
+            for name, rows in parts.items():
+                feed = self.feeds.get(name)
+                if feed is not None and feed.phase is Phase.LIVE:
+                    feed.offer(entry, {name: rows} if len(parts) > 1 else parts)
+        else:
+            for feed in self.feeds.values():
+                if feed.phase is Phase.LIVE:
+                    share = {n: r for n, r in parts.items() if n == feed.instance or n.endswith(feed.suffix)}
+                    if share or control is not None:
+                        feed.offer(entry, share)
+        self._backlog.append((self.offset, count))
+        self.backlog_rows += count
+        if self.shadow_hook is not None:
+            self.shadow_hook(step, entry)
+        return entry
+
+    def tick(self, step: Step) -> None:
+        self.append(step, {}, Tick())
+
+    # -- sequencing rows from elsewhere ------------------------------------------------------
+
+    def sequence(
+        self, step: Step, rows: list[Row], frames: tuple[Inbound, ...]
+    ) -> tuple[dict[str, list[Row]], TableUpdate | None]:
+        """Stamped rows: append what is next, drop what is known, hold what is early, forward the rest.
+
+        Returns what must travel on, by site, and what the sender should learn.
+        """
+        ready: list[Row] = []
+        onward: dict[str, list[Row]] = {}
+        corrections: dict[Key, Route] = {}
+        for row in rows:
+            key, epoch = row[0], row[5]
+            route = self.table.route(key)
+            if route.site == self.site:
+                self._sequence_here(step, row, frames, ready)
+            elif route.epoch > epoch or self.mutant == "epoch-not-compared":
+                onward.setdefault(route.site, []).append((*row[:5], route.epoch))
+                corrections[key] = route
+            else:
+                self.waiting.append(Held(row, frames))
+        if ready:
+            self._append_ready(step, ready)
+        return onward, self._correction(corrections) if corrections else None
+
+    def _sequence_here(self, step: Step, row: Row, frames: tuple[Inbound, ...], ready: list[Row]) -> None:
+        key, origin, n = row[0], row[3], row[4]
+        marks = self.marks.setdefault(key, {})
+        last = marks.get(origin, 0)
+        if n <= last:
+            return
+        if n > last + 1 and self.mutant != "early-rows-not-held":
+            held = self.held.setdefault((key, origin), {})
+            if n in held:
+                held[n].also(frames)
+            else:
+                held[n] = Held(row, frames)
+            return
+        ready.append(row)
+        marks[origin] = n
+        held_rows = self.held.get((key, origin))
+        while held_rows:
+            n += 1
+            entry = held_rows.pop(n, None)
+            if entry is None:
+                break
+            ready.append(entry.row)
+            marks[origin] = n
+            entry.release()
+        if held_rows is not None and not held_rows:
+            self.held.pop((key, origin), None)
+        step.put(("mark", self.name, key), dict(marks))
+
+    def _append_ready(self, step: Step, ready: list[Row]) -> None:
+        parts: dict[str, list[Row]] = {}
+        for row in ready:
+            key = row[0]
+            if key in self.returning and self.marks[key].get(self.site, 0) >= self.counts.get(key, 0):
+                self.returning.discard(key)
+                self._routes.pop(key, None)
+            target = self._routes.get(key)
+            if target is None or target[0] == AWAY:
+                target = self._local_target(key)
+            parts.setdefault(target, []).append(row[:3])
+        self.append(step, parts)
+
+    def _local_target(self, key: Key) -> str:
+        if key in self.returning:
+            self.returning.discard(key)
+            target = self.resolve(key)
+            self.returning.add(key)
+            self._routes.pop(key, None)
+            return target
+        return self.resolve(key)
+
+    def _correction(self, routes: dict[Key, Route]) -> TableUpdate:
+        """What a stale sender should know: the slots of these keys with all their overrides."""
+        slots: dict[int, Route] = {}
+        keys: dict[Key, Route] = {}
+        for key, route in routes.items():
+            slot = slot_of(key, self.table.count)
+            if slot not in slots:
+                slots[slot] = self.table.slots[slot]
+                keys.update(self.table.overrides_in(frozenset((slot,))))
+            if key in self.table.overrides:
+                keys[key] = route
+        return TableUpdate(slots, keys)
+
+    # -- taking keys over and giving them away ----------------------------------------------
+
+    def release_waiting(self) -> list[Held]:
+        """Rows that waited for our table to catch up with their sender's."""
+        waiting, self.waiting = self.waiting, []
+        for held in waiting:
+            held.release()
+        return waiting
+
+    def give_marks(self, step: Step, members: Callable[[Key], bool]) -> dict[Key, dict[str, int]]:
+        """The marks of keys that leave."""
+        given = {k: m for k, m in self.marks.items() if members(k) and m}
+        for key in given:
+            del self.marks[key]
+            step.delete(("mark", self.name, key))
+        return given
+
+    def drop_held(self, members: Callable[[Key], bool]) -> list[Held]:
+        """Early rows of keys that have left: they travel on instead of waiting here."""
+        out: list[Held] = []
+        for key, origin in [k for k in self.held if members(k[0])]:
+            for held in self.held.pop((key, origin)).values():
+                held.release()
+                out.append(held)
+        return out
+
+    def install_marks(
+        self, step: Step, marks: dict[Key, dict[str, int]], members: Callable[[Key], bool]
+    ) -> None:
+        """The marks of keys that arrive, before the first append of any of them."""
+        if self.mutant == "marks-not-moved":
+            marks = {}
+        for key, of_key in marks.items():
+            self.marks[key] = dict(of_key)
+            step.put(("mark", self.name, key), dict(of_key))
+        self.find_returning(members)
+
+    def find_returning(self, members: Callable[[Key], bool]) -> None:
+        for key, count in self.counts.items():
+            if members(key) and count > self.marks.get(key, {}).get(self.site, 0):
+                if self.mutant != "home-coming-not-held":
+                    self.returning.add(key)
+
+    # -- restart strategy: stop behind an offset, relaunch, go on ------------------------------
+
+    def pause(self, step: Step, move: str) -> None:
+        awaited = {instance: reader.life for instance, reader in self.readers.items()}
+        self._set_pause(step, move, Pause(self.offset, awaited))
+        self.say_halt(step, move)
+
+    def _set_pause(self, step: Step, move: str, pause: Pause | None) -> None:
+        if pause is None:
+            self.pauses.pop(move, None)
+            step.delete(("pause", self.name, move))
+        else:
+            self.pauses[move] = pause
+            step.put(("pause", self.name, move), pause)
+        self.limit_feeds()
+
+    def limit_feeds(self) -> None:
+        limit = min((p.limit for p in self.pauses.values()), default=None)
+        for feed in self.feeds.values():
+            feed.limit = limit
+
+    def say_halt(self, step: Step, move: str) -> None:
+        for instance in self.pauses[move].awaited if move in self.pauses else ():
+            step.send_durable(instance, m.Halt(move))
+
+    def relaunched(self, step: Step, instance: str, life: int) -> None:
+        for move, pause in list(self.pauses.items()):
+            if pause.awaited.get(instance, life) < life:
+                awaited = {i: n for i, n in pause.awaited.items() if i != instance}
+                self._set_pause(step, move, Pause(pause.limit, awaited))
+
+    def all_relaunched(self, move: str) -> bool:
+        return move not in self.pauses or not self.pauses[move].awaited
+
+    def unpause(self, step: Step, move: str) -> None:
+        if move in self.pauses:
+            self._set_pause(step, move, None)
+
+    # -- reading and trimming ----------------------------------------------------------------
+
+    def passed(self, through: int) -> None:
+        """The slowest reader has processed this much."""
+        backlog = self._backlog
+        while backlog and backlog[0][0] <= through:
+            self.backlog_rows -= backlog.popleft()[1]
+
+    def slowest_through(self) -> int:
+        low = self.offset
+        for feed in self.feeds.values():
+            if not feed.idle:
+                low = min(low, feed.through)
+        return low
+
+    def trim_point(self) -> int:
+        """Nobody will ever ask for anything at or below this."""
+        low = self.offset
+        for instance, reader in self.readers.items():
+            feed = self.feeds.get(instance)
+            if feed is None or not feed.idle or reader.applied < feed.last_sent:
+                low = min(low, reader.applied)
+            low = min([low, *reader.moves.values()])
+        floor = self.trim_floor()
+        if floor is not None:
+            low = min(low, floor)
+        return min(low, self.durable)
+
+    def trim(self, step: Step) -> None:
+        point = self.trim_point()
+        if self.mutant == "log-trimmed-too-early":
+            point = min(self.durable, max(point, self.slowest_through()))
+        for offset in range(self.trimmed + 1, point + 1):
+            step.delete(("inbox", self.name, offset))
+        if point > self.trimmed:
+            self.trimmed = point
+            step.put(("trimmed", self.name), point)

@@ -1,0 +1,111 @@
+"""A set of keys with their state, their timers in order, and what changed since the last checkpoint.
+
+Responsible for: finding keys, due timers, dirty keys. An instance has one for its own keys and one
+    for each set of keys that is arriving.
+Not responsible for: calling user code, or storing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+
+from tiercel.core.keyed import KeyState
+from tiercel.core.records import Key, KeyImage
+from tiercel.core.routing import slot_of
+
+
+class KeySpace:
+    """Keys and their state."""
+
+    def __init__(self, slots: int, epoch_of: Callable[[Key], int], user_key: Callable[[Key], object]) -> None:
+        self.slots = slots
+        self.keys: dict[Key, KeyState] = {}
+        self.by_slot: dict[int, set[Key]] = {}
+        self.dirty: set[Key] = set()
+        self._epoch_of = epoch_of
+        self._user_key = user_key
+        self._heap: list[tuple[int, Key]] = []
+
+    def state(self, key: Key) -> KeyState:
+        """The state of a key; made on first sight."""
+        state = self.keys.get(key)
+        if state is None:
+            state = self.keys[key] = KeyState(self._epoch_of(key), self._user_key(key))
+            self.by_slot.setdefault(slot_of(key, self.slots), set()).add(key)
+        return state
+
+    def touched(self, key: Key, state: KeyState, new_timers: list[int]) -> None:
+        """After a call: remember that it changed; a key without state is no key."""
+        self.dirty.add(key)
+        if new_timers:
+            for expiry in new_timers:
+                heapq.heappush(self._heap, (expiry, key))
+            new_timers.clear()
+        if not state.values and not state.timers:
+            self.discard(key)
+
+    def discard(self, key: Key) -> None:
+        if self.keys.pop(key, None) is not None:
+            slot = slot_of(key, self.slots)
+            members = self.by_slot[slot]
+            members.discard(key)
+            if not members:
+                del self.by_slot[slot]
+        self.dirty.add(key)
+
+    def install(self, image: KeyImage, epoch: int) -> None:
+        """State that came from elsewhere replaces whatever was here."""
+        self.discard(image.key)
+        if image.values is None and not image.timers:
+            return
+        state = self.state(image.key)
+        state.epoch = epoch
+        state.restore(image)
+        for expiry in state.timers:
+            heapq.heappush(self._heap, (expiry, image.key))
+
+    def absorb(self, other: KeySpace) -> None:
+        """Take over all keys of another space: they are ours now."""
+        for key, state in other.keys.items():
+            self.discard(key)
+            self.keys[key] = state
+            self.by_slot.setdefault(slot_of(key, self.slots), set()).add(key)
+            for expiry in state.timers:
+                heapq.heappush(self._heap, (expiry, key))
+        self.dirty.update(other.keys)
+        self.dirty.update(other.dirty)
+
+    def detach(self, keys: Iterable[Key]) -> dict[Key, KeyState]:
+        """Take these keys out of processing without forgetting them: no timer of theirs fires here."""
+        taken: dict[Key, KeyState] = {}
+        dirty = set(self.dirty)
+        for key in keys:
+            state = self.keys.get(key)
+            if state is not None:
+                taken[key] = state
+                self.discard(key)
+        self.dirty = dirty
+        return taken
+
+    def due(self, until_ms: int) -> list[Key]:
+        """Keys with a timer up to `until_ms`, in order of their first due timer."""
+        heap = self._heap
+        found: dict[Key, None] = {}
+        while heap and heap[0][0] <= until_ms:
+            expiry, key = heapq.heappop(heap)
+            state = self.keys.get(key)
+            if state is not None and expiry in state.timers:
+                found[key] = None
+        return list(found)
+
+    @property
+    def has_timers(self) -> bool:
+        return bool(self._heap)
+
+    def members(self, slots: Iterable[int], keys: Iterable[Key]) -> list[Key]:
+        """Those of these keys and slots that have state, in encoded order."""
+        found = [k for k in keys if k in self.keys]
+        for slot in slots:
+            found += self.by_slot.get(slot, ())
+        return sorted(found)

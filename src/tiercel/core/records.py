@@ -1,0 +1,161 @@
+"""What is written into logs: entries of rows, and control records between them.
+
+Responsible for: the shape of everything durable that readers of a log see, in log order.
+Not responsible for: how it is stored (drivers), or who reads it (router.py, feed.py).
+
+A row is a plain tuple, because millions of them pass:
+
+    (key, event_time_ms, payload)                       as a producer sends it
+    (key, event_time_ms, payload, origin, n, epoch)     on its way between sites ("stamped")
+
+`origin` and `n` number the rows of one key gap-free per origin (a site, or a mobile source), so
+that the key's sequencer can drop what it has and hold what came too early, whichever way it came.
+`epoch` is that of the sender's routing entry.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tiercel.core.topology import site_of
+
+Key = bytes
+Row = tuple[Any, ...]
+Position = tuple[int, int]  # (stage, offset) of keys on the move: SHADOW offsets are X's, OWN ones W's
+
+SHADOW, OWN = 0, 1
+
+INITIAL = -2  # event time of a row that is initial state, not a tuple
+ABSENT_WATERMARK = -1  # no row seen yet: nothing is late, no event-time timer is due
+
+
+class KeySet(msgspec.Struct, frozen=True):
+    """Which keys a move takes: whole slots, or single keys. Never both."""
+
+    slots: frozenset[int] = frozenset()
+    keys: frozenset[Key] = frozenset()
+
+    def has(self, key: Key, slot: int) -> bool:
+        return slot in self.slots or key in self.keys
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One routing entry: the owner and how often it has changed."""
+
+    instance: str
+    epoch: int
+
+    @property
+    def site(self) -> str:
+        return site_of(self.instance)
+
+
+class TableUpdate(msgspec.Struct, frozen=True):
+    """Entries of a routing table as they travel in Flip, Adopt and Moved."""
+
+    slots: dict[int, Route]
+    keys: dict[Key, Route]
+
+
+class Tick(msgspec.Struct, frozen=True, tag=True):
+    """Log time has advanced; processing-time timers up to the entry's time are due."""
+
+
+class Watermark(msgspec.Struct, frozen=True, tag=True):
+    """No row with an event time at or below this will be appended any more."""
+
+    value_ms: int
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """From here on the rows of the move's keys are in a part of their own, named after the move."""
+
+    move: str
+
+
+class Compare(msgspec.Struct, frozen=True, tag=True):
+    """Source and destination digest the move's keys at this point; a difference ends the move."""
+
+    move: str
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """The move is undone: its keys are the source's again, and never ceased to be."""
+
+    move: str
+    reason: str
+
+
+class Flip(msgspec.Struct, frozen=True, tag=True):
+    """The decision. From here on the move's keys belong to the destination."""
+
+    move: str
+
+
+class Adopt(msgspec.Struct, frozen=True, tag=True):
+    """At the destination's site: the move's keys are sequenced by this log from here on."""
+
+    move: str
+    keys: KeySet
+    source: str
+    strategy: str
+    update: TableUpdate
+    time_ms: int  # the keys' log time at the flip: their clock never runs backwards
+    watermark_ms: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """At the destination's site: the move's keys are ordinary keys of the destination again."""
+
+    move: str
+
+
+Control = Tick | Watermark | Begin | Compare | Abort | Flip | Adopt | Done
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One log entry: the rows that arrived together, by the target that reads them, or a control record.
+
+    A part is named after the instance that reads it, or, for keys on the move, `move|instance`. An entry is never merged with another:
+    user code is called once per entry and key, so a replay makes the same calls.
+    """
+
+    offset: int
+    time_ms: int
+    parts: dict[str, list[Row]]
+    control: Control | None = None
+
+
+class Output(msgspec.Struct, frozen=True):
+    """One row that an operator emitted; (operator, key, epoch, offset, n) is its identity."""
+
+    offset: int
+    key: Key  # of the operator that emitted it
+    epoch: int
+    n: int
+    row: Row  # (key for the next operator, event time, payload)
+
+
+class StreamEntry(msgspec.Struct, frozen=True):
+    """One entry of a stream's output log, as subscribers get it."""
+
+    offset: int
+    outputs: list[Output]
+
+
+class KeyImage(msgspec.Struct, frozen=True):
+    """The state of one key as it travels or rests: encoded values, timers, and up to where it is."""
+
+    key: Key
+    epoch: int
+    at: int  # offset of the last entry applied to it
+    values: dict[str, Any] | None  # None: the key has no state (deleted, or never had)
+    timers: tuple[int, ...] = ()
+    time_ms: int = 0
+    watermark_ms: int = ABSENT_WATERMARK
+
+    @property
+    def size_bytes(self) -> int:
+        return 64 + (len(repr(self.values)) if self.values else 0)

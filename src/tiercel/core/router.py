@@ -1,0 +1,195 @@
+"""The router of a site: one event in, one atomic write and some messages out.
+
+Responsible for: handing each event to the part it concerns, one write per event, and saying nothing
+    that rests on what is not durable.
+Not responsible for: the parts' own rules; reading and writing bytes (the driver does).
+
+Life of a tuple: `Produce` -> `take_in` -> `Inbox.intake` -> entry in the log -> `Dispatch` to the
+owner, or a lane frame to the owner's site -> its `Outputs` come back -> `emit` -> the next
+operators' inboxes and the stream's output log -> `Publish` to subscribers once durable.
+"""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from tiercel.core import messages as m
+from tiercel.core.effects import Effect, StorageKey
+from tiercel.core.events import (
+    CheckpointLoaded,
+    Connected,
+    Disconnected,
+    Durable,
+    Event,
+    LogRead,
+    Received,
+    TimerFired,
+)
+from tiercel.core.faults import CoreBug
+from tiercel.core.lanes import Lane
+from tiercel.core.movedesk import MoveDesk
+from tiercel.core.recovery import recover_router
+from tiercel.core.settings import Settings
+from tiercel.core.step import Step
+from tiercel.core.topology import Topology
+
+
+class Router(MoveDesk):
+    """One site's router. `items` is what its storage held when it started."""
+
+    def __init__(
+        self,
+        site: str,
+        topology: Topology,
+        settings: Settings,
+        incarnation: int,
+        items: dict[StorageKey, Any],
+    ) -> None:
+        super().__init__(site, topology, settings, incarnation)
+        self._retrying = False
+        self._unsynced: list[tuple[int, dict[str, int], list[tuple[Lane, int]]]] = []
+        self.boot = recover_router(self, items)
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        """The only entry. Same state, event and time give the same effects."""
+        step = Step(now_ms)
+        if self.boot is not None:
+            boot, self.boot = self.boot, None
+            boot(step)
+        released: list[Effect] = []
+        match event:
+            case Received(sender=sender, message=message):
+                self.on_message(step, sender, message)
+            case Durable(seq=seq):
+                released = self._on_durable(step, seq)
+            case LogRead(inbox=name, reader=reader, entries=entries):
+                if reader.startswith("shadow|"):
+                    departure = self.departures.get(reader[7:])
+                    if departure is not None:
+                        departure.on_shadow_read(step, entries)
+                else:
+                    feed = self.inboxes[name].feeds.get(reader)
+                    if feed is not None:
+                        feed.replay(entries, self.inboxes[name].offset)
+            case TimerFired(name=timer):
+                self._on_timer(step, timer)
+            case Connected(peer=peer):
+                self._on_connected(step, peer)
+            case Disconnected(peer=peer):
+                self._on_disconnected(peer)
+            case CheckpointLoaded():
+                raise CoreBug(self.site + ": a router does not load checkpoints")
+            case _:
+                assert_never(event)
+        return released + self._finish(step)
+
+    def on_message(self, step: Step, sender: str, message: Any) -> None:
+        match message:
+            case m.Produce():
+                self.on_produce(step, sender, message)
+            case m.Outputs():
+                self.on_outputs(step, message)
+            case m.MoveOutputs():
+                self.on_move_outputs(step, message)
+            case m.LaneFrame():
+                self.on_lane_frame(step, sender, message)
+            case m.LaneReceipt():
+                self.on_lane_receipt(step, sender, message)
+            case m.Checkpointed():
+                self.on_checkpointed(step, message)
+            case m.ProduceMobile():
+                self.on_produce_mobile(step, sender, message)
+            case m.WatermarkReport():
+                self.promises[message.operator].hear(sender, message.watermark_ms)
+            case m.Moved():
+                inbox = self.inboxes[message.operator]
+                if inbox.update_table(step, message.update):
+                    self.sequence_again(step, inbox, inbox.release_waiting())
+            case m.Hello():
+                self.producers.hello(step, sender, message.producer)
+            case m.Subscribe():
+                if message.stream in self.streams:
+                    self.streams[message.stream].subscribe(step, sender, message.after)
+            case m.Attach():
+                self.on_attach(step, message)
+            case m.Resume():
+                self.on_resume(step, message)
+            case m.Retirement():
+                self.retire(step, message.instance)
+            case _:
+                self.on_move_message(step, sender, message)
+
+    def _finish(self, step: Step) -> list[Effect]:
+        if self.event_time:
+            self.promise(step)
+        for inbox in self.inboxes.values():
+            for feed in inbox.feeds.values():
+                if feed.pending:
+                    feed.flush(step)
+                if feed.wants_read():
+                    feed.reading = True
+                    step.read_log(inbox.name, feed.cursor, self.settings.read_entries_max, feed.instance)
+        if (self.departures or self.arrivals) and not self._retrying:
+            self._retrying = True
+            step.timer("retry", step.now_ms + self.settings.retry_ms)
+        if step.puts or step.deletes:
+            seq = self.journal.written + 1
+            offsets = {
+                name: inbox.offset for name, inbox in self.inboxes.items() if inbox.offset > inbox.durable
+            }
+            ends = [
+                (lane, lane.next_n - 1) for lane in self.lanes.values() if lane.next_n - 1 > lane.durable_n
+            ]
+            self._unsynced.append((seq, offsets, ends))
+            for stream in self.streams.values():
+                stream.written(seq)
+        return self.journal.commit(step)
+
+    def _on_durable(self, step: Step, seq: int) -> list[Effect]:
+        released = self.journal.durable_through(seq)
+        while self._unsynced and self._unsynced[0][0] <= seq:
+            _, offsets, ends = self._unsynced.pop(0)
+            for name, offset in offsets.items():
+                self.inboxes[name].durable = max(self.inboxes[name].durable, offset)
+            for lane, n in ends:
+                lane.durable_n = max(lane.durable_n, n)
+        self.pump(step)
+        for stream in self.streams.values():
+            stream.durable(step, seq)
+        return released
+
+    def pump(self, step: Step) -> None:
+        for lane in list(self.lanes.values()):
+            if lane.to == self.site:
+                self.loop_back(step, lane)
+            else:
+                lane.pump(step)
+
+    def _on_timer(self, step: Step, timer: str) -> None:
+        if timer == "retry":
+            self._retrying = False
+            self.on_retry(step)
+        elif timer.startswith("tick|"):
+            self.on_tick(step, timer[5:])
+
+    def _on_connected(self, step: Step, peer: str) -> None:
+        self.connected.add(peer)
+        if peer not in self.topology.sites:
+            return
+        for lane in self.lanes.values():
+            if lane.to == peer:
+                lane.reconnected()
+                lane.pump(step)
+        self.repeat_promises(step, peer)
+
+    def _on_disconnected(self, peer: str) -> None:
+        self.connected.discard(peer)
+        for lane in self.lanes.values():
+            if lane.to == peer:
+                lane.broken()
+        for inbox in self.inboxes.values():
+            if peer in inbox.feeds:
+                inbox.feeds[peer].detach()
+        for stream in self.streams.values():
+            stream.unsubscribe(peer)
+        self.owed = {p: owed for p, owed in self.owed.items() if owed[0] != peer}

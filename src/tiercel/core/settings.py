@@ -1,0 +1,46 @@
+"""Every limit and interval of the core, with its reason. One object, passed in, never global."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tiercel.core.faults import InvalidRequest
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Intervals in ms, limits as `…_max`."""
+
+    retry_ms: float = 200.0  # a control message that was not answered is sent again
+    tick_ms: float = 100.0  # log-time ticks, only while someone has processing-time timers
+    checkpoint_ms: float = 1000.0  # recovery replays at most about this much
+    move_deadline_ms: float = 30_000.0  # a move that is not decided by then is undone
+    takeover_ms: float = 2_000.0  # a source silent this long after the flip loses its last word
+    compare_wait_ms: float = 1_000.0  # an overloaded source may owe its digest; do not wait for ever
+
+    dispatch_rows_max: int = 20_000  # rows on their way to one instance, unprocessed
+    read_entries_max: int = 256  # entries per read of the log when a reader catches up
+    backlog_rows_max: int = 1_000_000  # rows of one inbox not processed; producers wait beyond it
+    lane_frames_max: int = 1_024  # frames of one lane sent and not acknowledged
+    outbox_frames_max: int = 100_000  # frames of one lane kept; producers wait beyond it
+    held_rows_max: int = 100_000  # rows held before append per lane; that lane waits beyond it
+    shadow_entries_max: int = 100_000  # entries of a move's shadow lane; beyond it the move is undone
+    suppressed_max: int = 100_000  # outputs a destination keeps before it may emit; beyond it K waits
+    chunk_keys_max: int = 64  # keys captured in one step, so that other keys are not held up
+    chunk_bytes_max: int = 256 * 1024
+    chunks_unacked_max: int = 16  # keeps the destination from being flooded
+
+    mutant: str = ""  # name of a planted bug (mutants.py); empty: the real code
+
+    def validate(self) -> Settings:
+        """Refuse values that could never work; the message names the setting and the bound."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                continue
+            if not value > 0 or value != value or value > 1e9:
+                raise InvalidRequest(
+                    f"setting {name} = {value!r}",
+                    "expected a number above 0 and at most 1e9",
+                    "see tiercel.core.settings",
+                )
+        return self

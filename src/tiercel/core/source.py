@@ -1,0 +1,190 @@
+"""The sending side of a move, in the source instance.
+
+Responsible for: capturing keys one by one between two entries, sending them in small chunks, the cut.
+Not responsible for: when the move flips (departures.py), what the destination does (destination.py).
+
+    CAPTURING --every key--> CAPTURED --FlipNotice--> DRAINED --Forget--> gone        (live)
+    WAITING --applied the flip--> CAPTURED/DRAINED --Forget--> gone              (flip first)
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from tiercel.core import messages as m
+from tiercel.core.keyed import KeyState
+from tiercel.core.records import Key, KeyImage, KeySet
+from tiercel.core.routing import slot_of
+from tiercel.core.step import Step
+
+if TYPE_CHECKING:
+    from tiercel.core.instance import Instance
+
+
+class Phase(enum.Enum):
+    CAPTURING = "capturing"  # keys are captured a few at a time; everything goes on
+    CAPTURED = "captured"  # every key was captured; still processing and emitting
+    WAITING = "waiting"  # flip first: not yet at the flip
+    DRAINED = "drained"  # emits nothing above the cut; keeps the keys until told to forget
+
+
+class SourceMove:
+    """One key set on its way out of this instance."""
+
+    def __init__(self, instance: Instance, move: str, keys: KeySet, destination: str, phase: Phase) -> None:
+        self.instance = instance
+        self.move = move
+        self.keys = keys
+        self.destination = destination
+        self.phase = phase
+        self.begin_offset = 0
+        self.flip_offset = -1
+        self.cut: int | None = None
+        self.queue: list[Key] = []
+        self.chunks: list[m.Chunk] = []
+        self.chunk_at: list[int] = []  # a chunk leaves when the log is durable up to here
+        self.sent = 0
+        self.received = 0
+        self.captured_at: dict[Key, int] = {}
+        self.retained: dict[Key, KeyState] = {}  # out of processing, kept until told to forget
+        self.touched: set[Key] = set()  # processed since captured: what the digests compare
+
+    def has(self, key: Key) -> bool:
+        return self.keys.has(key, slot_of(key, self.instance.space.slots) if self.keys.slots else -1)
+
+    # -- live: capture while everything goes on ----------------------------------------------
+
+    def start(self, step: Step) -> None:
+        instance = self.instance
+        self.queue = instance.space.members(self.keys.slots, self.keys.keys)
+        self.queue.reverse()
+        step.send(instance.router, m.CaptureFrom(self.move, instance.applied))
+        step.timer(f"capture|{self.move}", step.now_ms)
+
+    def capture_some(self, step: Step) -> None:
+        """The next few keys, each as it is now; then everyone else has a turn."""
+        if self.phase is not Phase.CAPTURING:
+            return
+        settings = self.instance.settings
+        if self.sent - self.received >= settings.chunks_unacked_max:
+            return  # the receipt brings us back here
+        images: list[KeyImage] = []
+        size = 0
+        while self.queue and len(images) < settings.chunk_keys_max and size < settings.chunk_bytes_max:
+            image = self.capture(self.queue.pop())
+            images.append(image)
+            size += image.size_bytes
+        if images:
+            self.add_chunk(images)
+        if self.queue:
+            step.timer(f"capture|{self.move}", step.now_ms + 0.5)
+        else:
+            self.phase = Phase.CAPTURED
+            step.send(self.instance.router, m.Captured(self.move))
+        self.pump(step)
+
+    def capture(self, key: Key) -> KeyImage:
+        instance = self.instance
+        at = instance.applied
+        if instance.settings.mutant == "capture-offset-too-low":
+            at -= 1
+        elif instance.settings.mutant == "capture-offset-too-high":
+            at += 1
+        self.captured_at[key] = at
+        state = instance.space.keys.get(key)
+        if state is None:
+            return KeyImage(key, 0, at, None, (), instance.time_ms, instance.watermark_ms)
+        image = state.image(key, at, instance.time_ms, instance.watermark_ms)
+        if instance.settings.mutant == "timers-not-moved":
+            image = KeyImage(key, image.epoch, at, image.values, (), image.time_ms, image.watermark_ms)
+        return image
+
+    def add_chunk(self, images: list[KeyImage]) -> None:
+        self.chunks.append(m.Chunk(self.move, len(self.chunks), images))
+        self.chunk_at.append(self.instance.applied)
+
+    def pump(self, step: Step) -> None:
+        """Send what rests on durable entries only, a bounded number ahead of the receipts."""
+        settings = self.instance.settings
+        while self.sent < len(self.chunks) and self.sent - self.received < settings.chunks_unacked_max:
+            if self.chunk_at[self.sent] > self.instance.durable:
+                return
+            step.send(self.destination, self.chunks[self.sent])
+            self.sent += 1
+        if self.sent == len(self.chunks) and self.phase in (Phase.CAPTURED, Phase.DRAINED):
+            step.send(self.destination, m.EndOfKeys(self.move, len(self.chunks)))
+
+    def on_receipt(self, step: Step, message: m.ChunkReceipt) -> None:
+        self.received = max(self.received, message.upto)
+        if self.phase is Phase.CAPTURING:
+            self.capture_some(step)
+        else:
+            self.pump(step)
+
+    def resend(self, step: Step) -> None:
+        """The connection with the destination is new: what it has not acknowledged goes again."""
+        self.sent = self.received
+        self.pump(step)
+
+    def on_fetch(self, step: Step) -> None:
+        """The destination starts over: it has nothing."""
+        if self.phase in (Phase.CAPTURED, Phase.DRAINED):
+            self.received = self.sent = 0
+            self.pump(step)
+
+    def digests(self) -> dict[Key, int]:
+        space = self.instance.space
+        return {k: space.keys[k].digest() if k in space.keys else 0 for k in sorted(self.touched)}
+
+    # -- the flip ----------------------------------------------------------------------------
+
+    def on_flip(self, step: Step) -> None:
+        """Out of band, so that an overloaded source lets go at once: stop here, wherever that is."""
+        instance = self.instance
+        if self.phase is Phase.WAITING:
+            return  # flip first: the state is wanted as of the flip, no earlier
+        if self.cut is None:
+            self.stop_at(min(instance.applied, self.flip_offset))
+        instance.flush(step)
+        assert self.cut is not None
+        step.send(instance.router, m.Cut(self.move, self.cut))
+
+    def reached_flip(self, offset: int) -> None:
+        """In band: nothing of the keys behind the flip is ours, whether we were told yet or not."""
+        self.flip_offset = offset
+        if self.phase is Phase.CAPTURED and self.cut is None:
+            self.stop_at(offset)
+
+    def capture_all(self, step: Step) -> None:
+        """Flip first: the keys are as they were at the flip, and stay so."""
+        instance = self.instance
+        members = instance.space.members(self.keys.slots, self.keys.keys)
+        images: list[KeyImage] = []
+        size = 0
+        for key in members:
+            images.append(self.capture(key))
+            size += images[-1].size_bytes
+            if len(images) >= instance.settings.chunk_keys_max or size >= instance.settings.chunk_bytes_max:
+                self.add_chunk(images)
+                images, size = [], 0
+        if images:
+            self.add_chunk(images)
+        self.stop_at(self.flip_offset)
+        instance.flush(step)
+        step.send(instance.router, m.Cut(self.move, self.flip_offset))
+        self.pump(step)
+
+    def stop_at(self, offset: int) -> None:
+        """From here on the keys are somebody else's: no row, no timer of theirs is processed here."""
+        self.cut = offset
+        self.phase = Phase.DRAINED
+        space = self.instance.space
+        members = space.members(self.keys.slots, self.keys.keys)
+        self.retained = space.detach(members)
+        if self.instance.settings.mutant == "source-forgets-early":
+            space.dirty.update(self.retained)
+            self.retained = {}
+
+    def skips(self, offset: int) -> bool:
+        return self.cut is not None and offset > self.cut

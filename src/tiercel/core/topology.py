@@ -1,0 +1,72 @@
+"""The deployment as everyone knows it: sites, streams, operators, and the names of things.
+
+Responsible for: static facts and the naming scheme. An instance's name says where it runs.
+Not responsible for: who owns which key (routing.py); that changes, this does not.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tiercel.core.faults import InvalidRequest
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """A named flow of tuples. `home` is the one site that holds its log for subscribers."""
+
+    name: str
+    home: str
+    logged: bool = True
+
+
+class Operator(msgspec.Struct, frozen=True):
+    """An operator, what it reads, and the stream it writes."""
+
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+    instances: tuple[str, ...]  # the ones it starts with; slots are spread over them
+    slots: int = 4096
+    deterministic: bool = True
+    dead_letters: str = ""  # stream for rows that user code refused
+    time_mode: str = "none"  # none | processingTime | eventTime
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """All of a deployment's static facts."""
+
+    sites: dict[str, str | None]  # site -> parent site
+    streams: dict[str, Stream]
+    operators: dict[str, Operator]
+
+    def consumers(self, stream: str) -> tuple[str, ...]:
+        return tuple(o.name for o in self.operators.values() if stream in o.inputs)
+
+    def producer_of(self, stream: str) -> str | None:
+        """The operator that writes a stream; None for a stream that producers write."""
+        for operator in self.operators.values():
+            if operator.output == stream:
+                return operator.name
+        return None
+
+    def operator(self, name: str) -> Operator:
+        if name not in self.operators:
+            raise InvalidRequest.unknown("operator", name, sorted(self.operators))
+        return self.operators[name]
+
+    def site(self, name: str) -> str:
+        if name not in self.sites:
+            raise InvalidRequest.unknown("site", name, sorted(self.sites))
+        return name
+
+
+def instance_name(operator: str, site: str, number: int) -> str:
+    return f"{operator}@{site}#{number}"
+
+
+def site_of(instance: str) -> str:
+    return instance.rpartition("@")[2].partition("#")[0]
+
+
+def operator_of(instance: str) -> str:
+    return instance.rpartition("@")[0]

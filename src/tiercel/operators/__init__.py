@@ -1,0 +1,1 @@
+"""Windows, joins and aggregates that ship with Tiercel."""

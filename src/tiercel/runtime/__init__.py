@@ -1,0 +1,1 @@
+"""The asyncio driver of the core: performs effects, decides nothing."""

@@ -1,0 +1,347 @@
+"""The asyncio driver: hosts one machine, performs its effects, decides nothing.
+
+Responsible for: sockets, timers, the store, the order of effects; leaving in as few frames as possible.
+Not responsible for: deciding anything (the machine), where the process runs (spark/).
+
+One turn of the loop:
+
+    frames of all peers --> events --> machine --> effects --> one commit --> Durable --> machine
+                                                       |                                    |
+                                                       +--> one write per peer <------------+
+
+A turn takes everything that has arrived, so batches grow under load by themselves; with nothing
+waiting a message leaves in the same turn it came in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, assert_never
+
+from tiercel.core.effects import (
+    Effect,
+    Exit,
+    Launch,
+    LoadCheckpoint,
+    Note,
+    ReadLog,
+    Retire,
+    Send,
+    SetTimer,
+    StorageKey,
+    Write,
+)
+from tiercel.core.events import (
+    CheckpointLoaded,
+    Connected,
+    Disconnected,
+    Durable,
+    Event,
+    LogRead,
+    Received,
+    TimerFired,
+)
+from tiercel.core.faults import ProtocolViolation
+from tiercel.core.messages import Message
+from tiercel.runtime.link import Link
+from tiercel.runtime.registry import Address, Registry
+from tiercel.runtime.store import Store
+from tiercel.runtime.wire import merged
+
+log = logging.getLogger(__name__)
+
+TURN_MS_MAX = 2.0  # then what is ready leaves, even if more has come: latency under load
+DIAL_S = 0.05  # between attempts to reach a peer
+LOOK_S = 0.25  # between looks whether we are still wanted
+STORY_MAX = 200  # notes kept for the report of a failure
+
+
+class Machine(Protocol):
+    """What a host drives."""
+
+    def on_event(self, event: Event, now_ms: float) -> Sequence[Effect]: ...
+
+
+class MissingStore(AssertionError):
+    """A machine wants to write or read, but its host was given no store."""
+
+
+def wall_clock() -> Callable[[], float]:
+    """Milliseconds since 1970 that never run backwards while this process lives."""
+    offset_ms = time.time() * 1e3 - time.monotonic() * 1e3
+    return lambda: offset_ms + time.monotonic() * 1e3
+
+
+class Host:
+    """One process of a deployment."""
+
+    def __init__(
+        self,
+        name: str,
+        machine: Machine,
+        registry: Registry,
+        secret: bytes,
+        *,
+        dials: Sequence[str] = (),
+        store: Store | None = None,
+        bind: str = "127.0.0.1",
+        on_launch: Callable[[str], object] | None = None,
+        on_retire: Callable[[str], object] | None = None,
+    ) -> None:
+        self.name = name
+        self.secret = secret
+        self.machine = machine
+        self.ended_because = ""
+        self.story: deque[str] = deque(maxlen=STORY_MAX)
+        self.turns = self.events = 0
+        self.busy_s = 0.0
+        self._registry = registry
+        self._dials = dials
+        self._store = store
+        self._bind = bind
+        self._on_launch, self._on_retire = on_launch, on_retire
+        self._clock = wall_clock()
+        self._links: dict[str, Link] = {}
+        self._waiting: deque[Event] = deque()
+        self._planned = False
+        self._out: dict[str, list[Message]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._syncing = False
+        self._durable = 0
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self, stage: int = -1, attempt: int = -1, task: int = -1) -> str:
+        """Serve until the machine ends or the registry dismisses us; returns the reason."""
+        self._loop = loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = loop.create_future()
+        server = await loop.create_server(lambda: Link(self), self._bind, 0)
+        port: int = server.sockets[0].getsockname()[1]
+        life = self._store.life if self._store is not None else 1
+        self._registry.publish(Address(self.name, self._bind, port, os.getpid(), life, stage, attempt, task))
+        helpers = [loop.create_task(self._keep_dialling(peer)) for peer in self._dials]
+        helpers.append(loop.create_task(self._look_whether_wanted()))
+        gc.collect()
+        gc.freeze()  # what is here now stays: later collections need not look at it
+        try:
+            self.ended_because = await self._ended
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            server.close()
+            for timer in self._timers.values():
+                timer.cancel()
+            for link in list(self._links.values()):
+                link.close()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            if self._store is not None:
+                self._store.close()
+        return self.ended_because
+
+    def end(self, reason: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def _keep_dialling(self, peer: str) -> None:
+        while True:
+            address = self._registry.find(peer)
+            if address is not None:
+                try:
+                    _, link = await self._loop.create_connection(
+                        lambda: Link(self, peer), address.host, address.port
+                    )
+                    await link.closed
+                except OSError:
+                    pass  # it is being started again, and will be found at another port
+            await asyncio.sleep(DIAL_S)
+
+    async def _look_whether_wanted(self) -> None:
+        while not self._registry.dismissed(self.name):  # noqa: ASYNC110 - another process makes the file
+            await asyncio.sleep(LOOK_S)
+        self.end("dismissed")
+
+    # -- links ---------------------------------------------------------------------------------
+
+    def link_opened(self, link: Link) -> None:
+        older = self._links.get(link.peer)
+        if older is not None:
+            self.link_closed(older)
+            older.close()
+        self._links[link.peer] = link
+        self.take(Connected(link.peer))
+
+    def link_closed(self, link: Link) -> None:
+        if self._links.get(link.peer) is link:
+            del self._links[link.peer]
+            self._out.pop(link.peer, None)
+            self.take(Disconnected(link.peer))
+
+    def link_received(self, link: Link, messages: list[Message]) -> None:
+        if self._links.get(link.peer) is link:
+            peer = link.peer
+            self._waiting.extend([Received(peer, message) for message in messages])
+            self._plan()
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    def take(self, event: Event) -> None:
+        """Give the machine an event, in the next turn."""
+        self._waiting.append(event)
+        self._plan()
+
+    def _plan(self) -> None:
+        if not self._planned:
+            self._planned = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._planned = False
+        if self._ended.done():
+            return
+        begun = time.monotonic()
+        try:
+            self._work(begun + TURN_MS_MAX / 1e3)
+            self._leave()
+        except Exception as error:
+            log.exception("%s failed; its last words:\n%s", self.name, "\n".join(self.story))
+            if not self._ended.done():
+                self._ended.set_exception(error)
+            return
+        if self._waiting:
+            self._plan()
+        self.turns += 1
+        self.busy_s += time.monotonic() - begun
+
+    def _work(self, until_s: float) -> None:
+        waiting, machine, clock = self._waiting, self.machine, self._clock
+        while waiting:
+            event = waiting.popleft()
+            self.events += 1
+            try:
+                self._perform(machine.on_event(event, clock()))
+            except ProtocolViolation as violation:
+                if not isinstance(event, Received):
+                    raise
+                log.warning("%s drops %s: %s", self.name, event.sender, violation)
+                self._drop(event.sender)
+            if time.monotonic() > until_s:
+                break
+        store = self._store
+        if store is None:
+            return
+        while store.written < store.queued:
+            seq = store.commit()
+            if store.durability == "disk":
+                self._sync()
+                return
+            self._perform(machine.on_event(Durable(seq), clock()))
+
+    def _leave(self) -> None:
+        """Everything that was said in this turn, in one write per peer."""
+        if self._out:
+            out, self._out = self._out, {}
+            for peer, messages in out.items():
+                link = self._links.get(peer)
+                if link is not None:
+                    link.send(messages)
+
+    def _drop(self, peer: str) -> None:
+        link = self._links.get(peer)
+        if link is not None:
+            link.close()
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._send(effect.to, effect.message)
+                case Write():
+                    self._needed_store().add(effect)
+                case SetTimer():
+                    self._set_timer(effect.name, effect.at_ms)
+                case ReadLog():
+                    found = self._needed_store().read_log(effect.inbox, effect.after, effect.limit)
+                    self.take(LogRead(effect.inbox, effect.reader, found))
+                case LoadCheckpoint():
+                    self.take(CheckpointLoaded(self._items()))
+                case Note():
+                    self.story.append(effect.text)
+                    log.info("%s: %s", self.name, effect.text)
+                case Exit():
+                    self._leave()
+                    self.end(effect.reason)
+                case Launch():
+                    self._ask(self._on_launch, effect.instance)
+                case Retire():
+                    self._ask(self._on_retire, effect.instance)
+                case _:
+                    assert_never(effect)
+
+    def _send(self, to: str, message: Message) -> None:
+        if to not in self._links:
+            return  # lost, as the effect says; the machine says it again when the peer connects
+        said = self._out.get(to)
+        if said is None:
+            self._out[to] = [message]
+            return
+        both = merged(said[-1], message)
+        if both is None:
+            said.append(message)
+        else:
+            said[-1] = both
+
+    def _needed_store(self) -> Store:
+        if self._store is None:
+            raise MissingStore(self.name)
+        return self._store
+
+    def _items(self) -> dict[StorageKey, Any]:
+        """This place is ours alone: the store's lock keeps a predecessor out."""
+        store = self._needed_store()
+        store.commit()
+        return store.items()
+
+    def _set_timer(self, name: str, at_ms: float) -> None:
+        planned = self._timers.pop(name, None)
+        if planned is not None:
+            planned.cancel()
+        delay_s = max(0.0, (at_ms - self._clock()) / 1e3)
+        self._timers[name] = self._loop.call_later(delay_s, self._wake, name)
+
+    def _wake(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self.take(TimerFired(name))
+
+    def _ask(self, hook: Callable[[str], object] | None, instance: str) -> None:
+        if hook is None:
+            log.warning("%s: nobody here can launch or retire %s", self.name, instance)
+        else:
+            hook(instance)
+
+    # -- durability `disk`: one sync for everything that waits ---------------------------------
+
+    def _sync(self) -> None:
+        store = self._needed_store()
+        if not self._syncing and self._durable < store.written:
+            self._syncing = True
+            synced = self._loop.run_in_executor(None, store.sync)
+            synced.add_done_callback(lambda done, seq=store.written: self._on_synced(done, seq))  # type: ignore[misc]
+
+    def _on_synced(self, done: asyncio.Future[None], seq: int) -> None:
+        self._syncing = False
+        if self._ended.done():
+            return
+        if (error := done.exception()) is not None:
+            self._ended.set_exception(error)
+            return
+        self._durable = seq
+        self.take(Durable(seq))
+        self._sync()

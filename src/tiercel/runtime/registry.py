@@ -1,0 +1,59 @@
+"""Who listens where: one small file per process in a directory that all of a deployment see.
+
+Responsible for: finding a peer's address, and telling a process that it is no longer wanted.
+Not responsible for: trust (link.py proves who is at an address), starting processes (spark/).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a process listens, and which Spark task it is."""
+
+    name: str
+    host: str
+    port: int
+    pid: int
+    life: int
+    stage: int = -1  # -1: not a Spark task
+    attempt: int = -1
+    task: int = -1
+
+
+class Registry:
+    """The directory. A file appears whole or not at all."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def publish(self, address: Address) -> None:
+        place = self._place(address.name, "address")
+        draft = place.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(msgspec.json.encode(address))
+        draft.replace(place)
+
+    def find(self, name: str) -> Address | None:
+        try:
+            return msgspec.json.decode(self._place(name, "address").read_bytes(), type=Address)
+        except FileNotFoundError:
+            return None
+
+    def withdraw(self, name: str) -> None:
+        self._place(name, "address").unlink(missing_ok=True)
+
+    def dismiss(self, name: str) -> None:
+        """Ask a process to end; it looks here a few times a second."""
+        self._place(name, "dismissed").touch()
+
+    def dismissed(self, name: str) -> bool:
+        return self._place(name, "dismissed").exists()
+
+    def _place(self, name: str, kind: str) -> Path:
+        return self._directory / f"{quote(name, safe='')}.{kind}"

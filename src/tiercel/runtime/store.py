@@ -1,0 +1,209 @@
+"""A machine's storage in RocksDB: atomic batches, ordered keys, one value type per table.
+
+Responsible for: `Write` in one atomic step, what is durable when, what a new life finds.
+Not responsible for: what the tables mean (core/), when something is written (host.py).
+
+    put (any number) --commit--> in the write-ahead log --sync--> durable
+                                      `os` ends here        `disk` goes on: one sync for all that wait
+
+Keys keep their order as bytes, so the entries of an inbox are a range. Values carry no type of
+their own: the table says it, and decoding refuses what does not fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+import msgspec
+from rocksdict import Options, Rdict, WriteBatch
+
+from tiercel.core.arrivals import ArrivalRecord
+from tiercel.core.checkpoints import Cursor
+from tiercel.core.departures import DepartureRecord
+from tiercel.core.effects import StorageKey, Write
+from tiercel.core.inbox import Pause, Reader
+from tiercel.core.messages import LaneFrame, ShadowNotice
+from tiercel.core.records import Entry, KeyImage, Position, Route, StreamEntry
+
+Durability = Literal["os", "disk"]
+
+TABLES: Final[dict[str, Any]] = {
+    # a router's
+    "head": tuple[int, int, int],
+    "trimmed": int,
+    "ends": list[tuple[int, int]],
+    "route": Route,
+    "route_key": Route,
+    "mark": dict[str, int],
+    "count": int,
+    "reader": Reader,
+    "emitted": int,
+    "pause": Pause,
+    "producer": int,
+    "source": int,
+    "lane": tuple[LaneFrame, int],
+    "lane_next": int,
+    "stream": StreamEntry,
+    "received": int,
+    "departure": DepartureRecord,
+    "arrival": ArrivalRecord,
+    "ended": tuple[str, str],
+    "merged": bool,
+    "shadow": ShadowNotice,
+    "move_mark": Position,
+    "inbox": Entry,
+    # an instance's
+    "state": KeyImage,
+    "move": KeyImage,
+    "cursor": Cursor,
+}
+
+LIFE: Final = b"\x00life"  # sorts before every table, and is none: counts the starts at this place
+LOCK_WAIT_S = 4.0  # a predecessor that Spark has cancelled may hold the lock for two seconds
+WRITE_BUFFER_BYTES = 64 * 1024 * 1024  # entries are often trimmed before they leave it for a file
+WAL_BYTES_MAX = 256 * 1024 * 1024  # what a restart reads again at most
+
+_BYTES, _INT, _STR = 1, 2, 3
+_SIGN = 1 << 63  # added to an int, so that negative ones sort first
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoders = {table: msgspec.msgpack.Decoder(kind) for table, kind in TABLES.items()}
+
+
+class StorageBusy(Exception):
+    """Another process holds the directory."""
+
+
+# -- keys -------------------------------------------------------------------------------------
+
+
+def encode_key(key: StorageKey) -> bytes:
+    """Bytes that compare as the tuples do, within one shape of tuple."""
+    return _prefix(key[:-1]) + _element(key[-1])
+
+
+@functools.lru_cache(4096)
+def _prefix(elements: StorageKey) -> bytes:
+    return b"".join(_element(element) for element in elements)
+
+
+def _element(value: str | int | bytes) -> bytes:
+    if type(value) is int:
+        return b"\x02" + (value + _SIGN).to_bytes(8)
+    if type(value) is str:
+        return b"\x03" + value.encode().replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+    if type(value) is bytes:
+        return b"\x01" + value.replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+    reason = f"a storage key holds str, int and bytes, not {value!r}"
+    raise TypeError(reason)
+
+
+def decode_key(data: bytes) -> StorageKey:
+    elements: list[str | int | bytes] = []
+    at = 0
+    while at < len(data):
+        kind = data[at]
+        if kind == _INT:
+            elements.append(int.from_bytes(data[at + 1 : at + 9]) - _SIGN)
+            at += 9
+            continue
+        end = at + 1
+        while True:
+            end = data.index(b"\x00", end)
+            if data[end + 1 : end + 2] != b"\xff":
+                break
+            end += 2
+        raw = data[at + 1 : end].replace(b"\x00\xff", b"\x00")
+        elements.append(raw.decode() if kind == _STR else raw)
+        at = end + 2
+    return tuple(elements)
+
+
+# -- the store --------------------------------------------------------------------------------
+
+
+class Store:
+    """One process's storage; `life` counts how often it was opened."""
+
+    def __init__(self, directory: Path, durability: Durability) -> None:
+        self.durability = durability
+        self._db = _open(directory)
+        self.life = int.from_bytes(self._db.get(LIFE) or b"") + 1
+        self._db.put(LIFE, self.life.to_bytes(8))
+        self._db.flush_wal(True)  # a life is never counted twice, whatever else is lost
+        self._batch = WriteBatch(raw_mode=True)
+        self.queued = 0  # seq of the last batch that was put here
+        self.written = 0  # in the write-ahead log through this seq
+
+    def add(self, write: Write) -> None:
+        """Put one write behind the others; `commit` makes all of them real at once."""
+        batch = self._batch
+        for key, value in write.puts.items():
+            batch.put(encode_key(key), _encode(value))
+        for key in write.deletes:
+            batch.delete(encode_key(key))
+        self.queued = write.seq
+
+    def commit(self) -> int:
+        """Everything added so far, atomically, into the write-ahead log; returns the last seq."""
+        if self.written < self.queued:
+            self._db.write(self._batch)
+            self._batch = WriteBatch(raw_mode=True)
+            self.written = self.queued
+        return self.written
+
+    def sync(self) -> None:
+        """Blocks until the disk has everything that was committed before. For a thread."""
+        self._db.flush_wal(True)
+
+    def items(self) -> dict[StorageKey, Any]:
+        """Everything, for recovery. Entries of inboxes are left out: readers ask for them."""
+        inbox = encode_key(("inbox",))
+        found: dict[StorageKey, Any] = {}
+        for data, value in self._scan(None):
+            if data != LIFE and not data.startswith(inbox):
+                key = decode_key(data)
+                found[key] = _decoders[key[0]].decode(value)
+        return found
+
+    def read_log(self, inbox: str, after: int, limit: int) -> list[Entry]:
+        """Entries of an inbox above `after`, at most `limit`, durable or not."""
+        self.commit()
+        prefix = _prefix(("inbox", inbox))
+        decode: Callable[[bytes], Entry] = _decoders["inbox"].decode
+        found: list[Entry] = []
+        for data, value in self._scan(encode_key(("inbox", inbox, after + 1))):
+            if len(found) >= limit or not data.startswith(prefix):
+                break
+            found.append(decode(value))
+        return found
+
+    def _scan(self, begin: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        return cast("Iterator[tuple[bytes, bytes]]", iter(self._db.items(from_key=begin)))
+
+    def close(self) -> None:
+        self.commit()
+        self._db.close()
+
+
+def _open(directory: Path) -> Rdict:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_max_total_wal_size(WAL_BYTES_MAX)
+    give_up = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return Rdict(str(directory), options)
+        except Exception as error:
+            if "lock" not in str(error).lower():
+                raise
+            if time.monotonic() > give_up:
+                reason = f"{directory} is still held by another process after {LOCK_WAIT_S:g} s"
+                raise StorageBusy(reason) from error
+            time.sleep(0.05)

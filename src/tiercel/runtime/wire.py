@@ -1,0 +1,128 @@
+"""Bytes between processes: length-prefixed frames, each one message in MessagePack.
+
+Responsible for: every message's bytes, the limit on a frame before it is read, named refusals.
+Not responsible for: sockets (link.py), who may say what (core/), bytes on disk (store.py).
+
+    frame = length, 4 bytes big-endian | message, a map with the tag "type"
+
+A tuple becomes a list on the wire. Where a field's type says tuple, set or bytes, decoding restores
+it; inside a payload or a state value it stays a list, and whoever reads those makes tuples again.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import msgspec
+
+from tiercel.core import messages as m
+from tiercel.core.faults import ProtocolViolation
+
+LENGTH_BYTES = 4
+FRAME_BYTES_MAX = 64 * 1024 * 1024  # a chunk of state is at most 256 KiB and one value; the rest is room
+
+MESSAGES: tuple[type[m.Message], ...] = tuple(
+    kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, m.Message)
+)[1:]  # the first is their base
+
+AnyMessage: Any = functools.reduce(operator.or_, MESSAGES)  # a union that is made of the module's classes
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[m.Message] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+class MalformedFrame(ProtocolViolation):
+    """Bytes that are no frame of ours. The connection they came by is closed; nobody else is harmed."""
+
+
+def encode_frame(message: m.Message) -> bytes:
+    """One message as one frame."""
+    frame = bytearray(LENGTH_BYTES)
+    _encoder.encode_into(message, frame, LENGTH_BYTES)
+    size = len(frame) - LENGTH_BYTES
+    if size > FRAME_BYTES_MAX:
+        reason = f"{type(message).__name__} of {size} bytes; a frame has at most {FRAME_BYTES_MAX}"
+        raise MalformedFrame(reason)
+    frame[:LENGTH_BYTES] = size.to_bytes(LENGTH_BYTES)
+    return bytes(frame)
+
+
+def decode_message(body: bytes | memoryview) -> m.Message:
+    """The message of one frame."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        reason = f"{len(body)} bytes are no message: {error}"
+        raise MalformedFrame(reason) from error
+
+
+def pack(body: bytes) -> bytes:
+    """A frame around bytes that are no message: the handshake's."""
+    return len(body).to_bytes(LENGTH_BYTES) + body
+
+
+class Frames:
+    """Cuts a byte stream into frames. `limit` guards memory before a frame is read."""
+
+    __slots__ = ("_buffer", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next(self) -> bytes | None:
+        """The next whole frame's body, for streams with few of them."""
+        end = self._end(0)
+        if end is None:
+            return None
+        body = bytes(self._buffer[LENGTH_BYTES:end])
+        del self._buffer[:end]
+        return body
+
+    def messages(self) -> list[m.Message]:
+        """All whole frames, decoded."""
+        found: list[m.Message] = []
+        begin = 0
+        with memoryview(self._buffer) as view:
+            while (end := self._end(begin)) is not None:
+                with view[begin + LENGTH_BYTES : end] as body:
+                    found.append(decode_message(body))
+                begin = end
+        if begin:
+            del self._buffer[:begin]
+        return found
+
+    def _end(self, begin: int) -> int | None:
+        """Where the frame that begins here ends, if all of it has come."""
+        buffer = self._buffer
+        if len(buffer) - begin < LENGTH_BYTES:
+            return None
+        size = int.from_bytes(buffer[begin : begin + LENGTH_BYTES])
+        if size > self.limit:
+            reason = f"a frame of {size} bytes was announced; the limit here is {self.limit}"
+            raise MalformedFrame(reason)
+        end = begin + LENGTH_BYTES + size
+        return end if len(buffer) >= end else None
+
+
+def merged(earlier: m.Message, later: m.Message) -> m.Message | None:
+    """One message that means the same as these two, sent one after the other; None if there is none.
+
+    What costs is the frame: entries that wait for the same write leave as one.
+    """
+    match earlier, later:
+        case m.Dispatch(), m.Dispatch():
+            return m.Dispatch(earlier.entries + later.entries)
+        case m.Publish(), m.Publish() if earlier.stream == later.stream:
+            return m.Publish(earlier.stream, earlier.entries + later.entries)
+        case m.Confirmed(), m.Confirmed():
+            return m.Confirmed(max(earlier.flush, later.flush), max(earlier.durable, later.durable))
+        case m.ProducerMark(), m.ProducerMark() if earlier.producer == later.producer:
+            return later
+        case _:
+            return None

@@ -1,0 +1,179 @@
+"""One checker for each promise; each compares what came out with the sequential reference.
+
+Responsible for: saying which promise was broken, where, with the records.
+Not responsible for: collecting the facts (recorder.py), the reference (reference.py).
+
+    exactly-once-input    every row a producer was promised is in its key's history once
+    exactly-once-output   every output of the reference is in the output log once, and no other
+    order-per-source      rows of one source keep their order within a key
+    order-of-outputs      outputs of a key appear in the order of the reference
+    state                 the final state of every key is the reference's, at its one owner
+    one-owner             no two instances emit for a key at once
+    a-move-ends           every move is done or undone, and everything becomes quiet
+    bounded               no queue above its limit
+    watermark             no row comes behind a watermark that its source had not yet reached
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from tiercel.control.controller import Controller
+from tiercel.core.instance import Instance
+from tiercel.core.records import Key, Output
+from tiercel.core.topology import Operator
+from tiercel.sim.deployment import Deployment
+from tiercel.sim.reference import KeyHistory, Reference
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A broken promise."""
+
+    checker: str
+    text: str
+
+
+def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
+    """All violations of a run that has ended."""
+    found: list[Violation] = []
+    if not quiet:
+        found.append(Violation("a-move-ends", f"the run did not become quiet: {why}"))
+    found += [Violation("one-owner", text) for text in deployment.owner_breaches[:3]]
+    found += _moves_end(deployment)
+    expected: dict[Any, int] = Counter()
+    sources: dict[Any, tuple[Any, int]] = {}
+    for script in [*deployment.scenario.traffic, *deployment.scenario.journeys]:
+        for frame in script.frames:
+            for key, _, payload in frame:
+                expected[key, payload] += 1
+                sources[key, payload] = (script.name, payload[1])
+    fixed = {script.name for script in deployment.scenario.traffic}
+    for operator in deployment.topology.operators.values():
+        scenario = deployment.scenario
+        reference = Reference(
+            operator, scenario.kinds[operator.name], scenario.coarser[operator.name], deployment.recorder
+        )
+        histories = reference.run()
+        found += [Violation("a-move-ends", text) for text in reference.missing]
+        found += _inputs(operator, histories, reference, expected, sources)
+        found += _outputs(deployment, operator.output, histories, "outputs")
+        found += _outputs(deployment, operator.dead_letters, histories, "dead_letters")
+        found += _states(deployment, operator, histories)
+        if operator.inputs == ("input",):
+            late = [t for h in histories.values() for t in h.late if any(f"'{name}'" in t for name in fixed)]
+            found += [Violation("watermark", f"{operator.name}: {text} came behind the watermark") for text in late[:3]]
+        expected, sources = Counter(), {}
+        for history in histories.values():
+            for n, output in enumerate(history.outputs):
+                key, _, payload = output.row
+                expected[key, _plain(payload)] += 1
+                sources[key, _plain(payload)] = (history.key, n)
+    return found
+
+
+def _plain(payload: Any) -> Any:
+    return tuple(payload) if isinstance(payload, list) else payload
+
+
+def _moves_end(deployment: Deployment) -> list[Violation]:
+    controller = deployment.processes["controller"].machine
+    if not isinstance(controller, Controller):
+        return [Violation("a-move-ends", "the controller is down at the end")]
+    return [
+        Violation("a-move-ends", f"{t.move} is still {t.state}: {t.wanted}") for t in controller.active
+    ]
+
+
+def _inputs(
+    operator: Operator,
+    histories: dict[Key, KeyHistory],
+    reference: Reference,
+    expected: dict[Any, int],
+    sources: dict[Any, tuple[Any, int]],
+) -> list[Violation]:
+    found: list[Violation] = []
+    seen: dict[Any, int] = Counter()
+    for history in histories.values():
+        last: dict[Any, tuple[int, Any]] = {}
+        for key, _, payload in history.rows:
+            payload = _plain(payload)
+            seen[key, payload] += 1
+            source = sources.get((key, payload))
+            if source is not None:
+                name, n = source
+                if name in last and n < last[name][0] and seen[key, payload] == 1:
+                    text = f"{operator.name}: key {key!r}: {payload} came behind {last[name][1]}"
+                    found.append(Violation("order-per-source", text))
+                last[name] = (n, payload)
+    in_logs = sum(len(rows) for keys in reference.by_key.values() for of in keys.values() for rows in of.values())
+    in_histories = sum(len(h.rows) for h in histories.values())
+    if in_logs != in_histories:
+        text = f"{operator.name}: {in_logs - in_histories} rows are in logs of sites that did not own their keys"
+        found.append(Violation("one-owner", text))
+    for item in expected.keys() - seen.keys():
+        found.append(Violation("exactly-once-input", f"{operator.name}: lost {item}"))
+    for item, count in seen.items():
+        if count > expected.get(item, 0):
+            text = f"{operator.name}: {item} came {count} times, expected {expected.get(item, 0)}"
+            found.append(Violation("exactly-once-input", text))
+    return found[:6]
+
+
+def _identity(output: Output) -> tuple[Any, ...]:
+    return (output.epoch, output.offset, output.n, _plain(output.row[2]), output.row[0], output.row[1])
+
+
+def _outputs(
+    deployment: Deployment, stream: str, histories: dict[Key, KeyHistory], which: str
+) -> list[Violation]:
+    found: list[Violation] = []
+    emitted: dict[Key, list[tuple[Any, ...]]] = {}
+    for entry in deployment.listeners[stream].entries:
+        for output in entry.outputs:
+            emitted.setdefault(output.key, []).append(_identity(output))
+    for key in sorted(set(histories) | set(emitted)):
+        outputs: list[Output] = getattr(histories[key], which) if key in histories else []
+        wanted = [_identity(o) for o in outputs]
+        got = emitted.get(key, [])
+        if got == wanted:
+            continue
+        lost, extra = Counter(wanted) - Counter(got), Counter(got) - Counter(wanted)
+        for item in list(lost)[:2]:
+            found.append(Violation("exactly-once-output", f"{stream}: key {key!r}: lost {item}"))
+        for item in list(extra)[:2]:
+            kind = "doubled" if item in wanted else "not in the reference"
+            found.append(Violation("exactly-once-output", f"{stream}: key {key!r}: {kind}: {item}"))
+        if not lost and not extra:
+            at = next(i for i, (a, b) in enumerate(zip(got, wanted, strict=True)) if a != b)
+            text = f"{stream}: key {key!r}: {got[at]} came where {wanted[at]} belongs"
+            found.append(Violation("order-of-outputs", text))
+    return found[:6]
+
+
+def _states(deployment: Deployment, operator: Operator, histories: dict[Key, KeyHistory]) -> list[Violation]:
+    found: list[Violation] = []
+    holders: dict[Key, list[str]] = {}
+    for name in sorted(deployment.instances):
+        machine = deployment.processes[name].machine
+        if isinstance(machine, Instance) and machine.operator.name == operator.name:
+            spaces = [machine.space, *(a.space for a in machine.arriving.values() if a.adopt is not None)]
+            for space in spaces:
+                for key, state in space.keys.items():
+                    holders.setdefault(key, []).append(name)
+                    history = histories.get(key)
+                    wanted = history.state if history is not None else None
+                    if wanted is None or wanted.digest() != state.digest():
+                        values = wanted.values if wanted is not None else None
+                        text = f"{operator.name}: key {key!r} at {name}: {state.values} {state.timers}, expected {values}"
+                        found.append(Violation("state", text))
+    for key, history in histories.items():
+        owners = holders.get(key, [])
+        if history.state.empty and owners:
+            found.append(Violation("state", f"{operator.name}: key {key!r} has no state, but {owners} hold some"))
+        elif not history.state.empty and owners != [history.instance]:
+            text = f"{operator.name}: key {key!r} is held by {owners}, its owner is {history.instance}"
+            found.append(Violation("state", text))
+    return found[:6]

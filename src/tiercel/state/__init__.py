@@ -1,0 +1,1 @@
+"""Keyed state behind one contract: memory, RocksDB, backup."""

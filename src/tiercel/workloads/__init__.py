@@ -1,0 +1,1 @@
+"""Generators and applications, shared by simulator, benchmarks and examples."""

@@ -1,0 +1,216 @@
+"""Small operators for simulator and tests, shaped like PySpark's StatefulProcessor, without PySpark.
+
+Responsible for: exercising each kind of state and time, with results that depend on order, so that a
+    lost, doubled or reordered row shows in every later output.
+Not responsible for: being useful (workloads/ has the benchmark applications).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from zlib import crc32
+
+from tiercel.core.keyed import Handle
+from tiercel.core.records import Key, Row
+
+
+class TimerValues:
+    """What PySpark's TimerValues is."""
+
+    __slots__ = ("_time_ms", "_watermark_ms")
+
+    def __init__(self, time_ms: int, watermark_ms: int) -> None:
+        self._time_ms = time_ms
+        self._watermark_ms = watermark_ms
+
+    def getCurrentProcessingTimeInMs(self) -> int:
+        return self._time_ms
+
+    def getCurrentWatermarkInMs(self) -> int:
+        return self._watermark_ms
+
+
+class ExpiredTimer:
+    """What PySpark's ExpiredTimerInfo is."""
+
+    __slots__ = ("_expiry_ms",)
+
+    def __init__(self, expiry_ms: int) -> None:
+        self._expiry_ms = expiry_ms
+
+    def getExpiryTimeInMs(self) -> int:
+        return self._expiry_ms
+
+
+class PlainCode:
+    """User code whose rows are (event time, payload) and whose outputs are rows as they are."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def user_key(self, key: Key) -> tuple[Key]:
+        return (key,)
+
+    def user_rows(self, rows: list[Row]) -> Iterator[tuple[int, Any]]:
+        return iter([(row[1], row[2]) for row in rows])
+
+    def output_row(self, key: Key, output: Any) -> Row:
+        return output  # type: ignore[no-any-return]
+
+    def timer_values(self, time_ms: int, watermark_ms: int) -> TimerValues:
+        return TimerValues(time_ms, watermark_ms)
+
+    def expired_timer(self, expiry_ms: int) -> ExpiredTimer:
+        return ExpiredTimer(expiry_ms)
+
+
+def mix(digest: int, value: object) -> int:
+    """A running digest: it differs for ever after one value is missing, double or out of order."""
+    return crc32(repr(value).encode(), digest)
+
+
+class Simulated:
+    """Common to all: a running digest per key, emitted for every row, to the same or a coarser key."""
+
+    time_mode = "none"
+
+    def __init__(self, name: str, coarser: bool = False) -> None:
+        self.name = name
+        self.coarser = coarser
+
+    def init(self, handle: Handle) -> None:
+        self.handle = handle
+        self.digest = handle.getValueState("digest", "count long, digest long")
+        self.open()
+
+    def open(self) -> None:
+        """More state variables of a kind."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def to(self, key: Key) -> Key:
+        return key[:2] if self.coarser else key
+
+    def step(self, key: Key, value: Any) -> tuple[int, int]:
+        count, digest = self.digest.get() or (0, 0)
+        count, digest = count + 1, mix(digest, value)
+        self.digest.update((count, digest))
+        return count, digest
+
+    def handleInputRows(self, key: tuple[Key], rows: Iterator[tuple[int, Any]], times: TimerValues) -> Iterator[Row]:
+        for event_time, payload in rows:
+            count, digest = self.step(key[0], payload)
+            yield from self.row(key[0], event_time, payload, times)
+            yield (self.to(key[0]), event_time, (self.name, key[0], count, digest))
+
+    def row(self, key: Key, event_time: int, payload: Any, times: TimerValues) -> Iterator[Row]:
+        yield from ()
+
+    def handleInitialState(self, key: tuple[Key], row: tuple[int, Any], times: TimerValues) -> None:
+        self.step(key[0], row[1])
+
+    def handleExpiredTimer(self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer) -> Iterator[Row]:
+        yield from ()
+
+
+class Chained(Simulated):
+    """Nothing but the running digest."""
+
+
+class Forgetful(Simulated):
+    """Deletes its state after every third row: keys die and are born again."""
+
+    def row(self, key: Key, event_time: int, payload: Any, times: TimerValues) -> Iterator[Row]:
+        if (self.digest.get() or (0,))[0] % 3 == 0:
+            self.digest.clear()
+        yield from ()
+
+
+class Listing(Simulated):
+    """Collects rows in a list and empties it at five; a map counts payload classes."""
+
+    def open(self) -> None:
+        self.items = self.handle.getListState("items", "digest long")
+        self.kinds = self.handle.getMapState("kinds", "kind long", "count long")
+
+    def row(self, key: Key, event_time: int, payload: Any, times: TimerValues) -> Iterator[Row]:
+        self.items.appendValue((mix(0, payload),))
+        kind = (mix(0, payload) % 3,)
+        self.kinds.updateValue(kind, ((self.kinds.getValue(kind) or (0,))[0] + 1,))
+        held = list(self.items.get())
+        if len(held) == 5:
+            self.items.clear()
+            summary = (self.name, key, "list", mix(0, held), mix(0, list(self.kinds.iterator())))
+            yield (self.to(key), event_time, summary)
+
+
+class Sessions(Simulated):
+    """A processing-time timer per key, pushed on by every row; its expiry ends the session."""
+
+    time_mode = "processingTime"
+    gap_ms = 120
+
+    def open(self) -> None:
+        self.recent = self.handle.getValueState("recent", "digest long", ttlDurationMs=90)
+
+    def row(self, key: Key, event_time: int, payload: Any, times: TimerValues) -> Iterator[Row]:
+        for timer in list(self.handle.listTimers()):
+            self.handle.deleteTimer(timer)
+        self.handle.registerTimer(times.getCurrentProcessingTimeInMs() + self.gap_ms)
+        seen = self.recent.get()
+        self.recent.update((mix(0, payload),))
+        yield (self.to(key), event_time, (self.name, key, "recent", seen is not None, self.digest.get()))
+
+    def handleExpiredTimer(self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer) -> Iterator[Row]:
+        count, digest = self.digest.get() or (0, 0)
+        self.digest.clear()
+        self.recent.clear()
+        expiry = expiredTimerInfo.getExpiryTimeInMs()
+        yield (self.to(key[0]), expiry, (self.name, key[0], "session", count, digest, expiry))
+
+
+class Windows(Simulated):
+    """Event-time windows of 100 ms in a map, closed by a timer when the watermark has passed."""
+
+    time_mode = "eventTime"
+    width_ms = 100
+
+    def open(self) -> None:
+        self.windows = self.handle.getMapState("windows", "start long", "count long, digest long")
+
+    def row(self, key: Key, event_time: int, payload: Any, times: TimerValues) -> Iterator[Row]:
+        start = event_time - event_time % self.width_ms
+        late = start + self.width_ms <= times.getCurrentWatermarkInMs()
+        count, digest = self.windows.getValue((start,)) or (0, 0)
+        self.windows.updateValue((start,), (count + 1, mix(digest, payload)))
+        self.handle.registerTimer(start + self.width_ms)
+        if late:
+            yield (self.to(key), event_time, (self.name, key, "late", mix(0, payload)))
+
+    def handleExpiredTimer(self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer) -> Iterator[Row]:
+        end = expiredTimerInfo.getExpiryTimeInMs()
+        count, digest = self.windows.getValue((end - self.width_ms,)) or (0, 0)
+        self.windows.removeKey((end - self.width_ms,))
+        yield (self.to(key[0]), end, (self.name, key[0], "window", end, count, digest))
+
+
+class Choosy(Simulated):
+    """Raises on some payloads, after it has changed state: the change must not survive."""
+
+    def row(self, key: Key, event_time: int, payload: Any, times: TimerValues) -> Iterator[Row]:
+        if mix(0, payload) % 7 == 0:
+            msg = "a payload I do not like"
+            raise ValueError(msg)
+        yield from ()
+
+
+KINDS: dict[str, type[Simulated]] = {
+    "chained": Chained,
+    "forgetful": Forgetful,
+    "listing": Listing,
+    "sessions": Sessions,
+    "windows": Windows,
+    "choosy": Choosy,
+}

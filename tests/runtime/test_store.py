@@ -1,0 +1,73 @@
+"""What was written is found again, in order, and batches are all or nothing."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiercel.core.effects import Write
+from tiercel.core.records import Entry, Flip, KeyImage, Route
+from tiercel.runtime.store import Store, decode_key, encode_key
+
+ELEMENTS = {
+    "int": st.integers(-(1 << 62), 1 << 62),
+    "str": st.text("\x00a\xff€", max_size=4),
+    "bytes": st.binary(max_size=4),
+}
+
+
+@st.composite
+def keys_of_one_shape(draw: st.DrawFn) -> list[tuple[object, ...]]:
+    shape = draw(st.lists(st.sampled_from(sorted(ELEMENTS)), min_size=1, max_size=3))
+    return draw(st.lists(st.tuples(*(ELEMENTS[kind] for kind in shape)), max_size=6))
+
+
+@given(keys_of_one_shape())
+def test_keys_come_back_and_keep_their_order(keys: list[tuple[object, ...]]) -> None:
+    assert [decode_key(encode_key(key)) for key in keys] == keys
+    for a, b in itertools.pairwise(sorted(keys, key=encode_key)):
+        assert [str(x).encode() if isinstance(x, str) else x for x in a] <= [  # text orders by its bytes
+            str(x).encode() if isinstance(x, str) else x for x in b
+        ]
+
+
+def test_a_new_life_finds_what_the_last_one_wrote(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s", "os")
+    assert store.life == 1
+    image = KeyImage(b"\x00k", 1, 5, {"v": ["value", [1, 2.0]]}, (3,))
+    store.add(Write(1, {("head", "avg"): (3, 4, -1), ("state", 9, b"\x00k"): image, ("trimmed", "x"): 1}))
+    store.add(Write(2, {("route", "avg", 7): Route("avg@a#1", 2)}, (("trimmed", "x"),)))
+    assert store.commit() == 2
+    store.close()
+    store = Store(tmp_path / "s", "os")
+    assert store.life == 2
+    assert store.items() == {
+        ("head", "avg"): (3, 4, -1),
+        ("state", 9, b"\x00k"): image,
+        ("route", "avg", 7): Route("avg@a#1", 2),
+    }
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("after", "limit", "expected"), [(0, 10, [1, 2, 300]), (1, 1, [2]), (2, 9, [300]), (300, 9, [])]
+)
+def test_a_log_is_read_in_order_from_anywhere(
+    tmp_path: Path, after: int, limit: int, expected: list[int]
+) -> None:
+    store = Store(tmp_path / "s", "disk")
+    entries = {
+        1: Entry(1, 5, {"avg@a#1": [(b"k", 1, [2])]}),
+        2: Entry(2, 5, {}, Flip("mv")),
+        300: Entry(300, 6, {}),
+    }
+    store.add(
+        Write(1, {("inbox", "avg", o): e for o, e in entries.items()} | {("inbox", "avg2", 1): entries[1]})
+    )
+    assert store.read_log("avg", after, limit) == [entries[o] for o in expected]
+    store.sync()
+    store.close()

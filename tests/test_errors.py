@@ -1,0 +1,22 @@
+"""What a user sees of an error they can mend."""
+
+from __future__ import annotations
+
+import pickle
+
+from tiercel.errors import UserError
+
+
+def test_a_user_error_says_what_happened_what_was_expected_and_what_to_do() -> None:
+    error = UserError("no site 'edge-9'", expected="one of cloud, edge-1", hint="tiercel sites")
+    assert str(error) == "no site 'edge-9'\nexpected: one of cloud, edge-1\nhint: tiercel sites"
+    assert error.exit_code == 2
+
+
+def test_a_user_error_leaves_out_what_it_does_not_know() -> None:
+    assert str(UserError("the port is taken")) == "the port is taken"
+
+
+def test_a_user_error_survives_the_way_from_a_spark_task_to_the_driver() -> None:
+    error = UserError("what", expected="expected", hint="hint")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
