@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tiercel.core import messages as m
+from tiercel.core.inbox import Group
 from tiercel.core.records import OWN, SHADOW, Adopt, Done, Key, Output, Position
 from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
@@ -72,6 +73,7 @@ class Arrival:
         self.shadow: dict[int, m.ShadowNotice] = {}  # what the destination's checkpoint does not cover
         self.marks: dict[Key, Position] = {}  # outputs of each key are admitted through here
         self.settled = False
+        self.installed = False
         self.life = 0
         self.position: Position = (SHADOW, -1)  # what the destination's checkpoint covers
 
@@ -108,8 +110,10 @@ class Arrival:
                     step.send_durable(self.destination, m.EmitFrom(self.move, self.record.emit_from))
                 if self.settled:
                     self.say_settled(step)
-                if STRATEGIES[self.prepare.strategy].halts:
+                if STRATEGIES[self.prepare.strategy].halts and self.move in self.inbox.pauses:
                     self.inbox.say_halt(step, self.move)
+                    if self.installed:
+                        self.tell(step, m.Installed(self.move))
             case _:
                 pass
 
@@ -129,6 +133,10 @@ class Arrival:
             self.record.vote = message
             self.save(step, Phase.ADOPTABLE)
             self.tell(step, message)
+
+    def on_installed(self, step: Step) -> None:
+        self.installed = True
+        self.tell(step, m.Installed(self.move))
 
     def on_settled(self, step: Step) -> None:
         if self.phase is Phase.ADOPTED:
@@ -158,7 +166,7 @@ class Arrival:
         inbox = self.inbox
         self.record.time_ms, self.record.watermark_ms = notice.time_ms, notice.watermark_ms
         inbox.update_table(step, notice.update)
-        inbox.groups[self.move] = (self.keys, self.destination)
+        inbox.groups[self.move] = Group(self.keys, self.destination, leaving=False)
         if self.from_site != self.router.site:
             inbox.install_marks(step, notice.marks, self.member)
         p = self.prepare
@@ -208,6 +216,7 @@ class Arrival:
             self.prepare.epochs,
             r.adopt,
             r.adopted,
+            r.merged,
             r.emit_from if r.emit_from >= 0 else None,
         )
 

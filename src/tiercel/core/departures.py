@@ -24,6 +24,8 @@ from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
 from tiercel.core.strategies import STRATEGIES, Strategy
 
+from tiercel.core.inbox import Group
+
 if TYPE_CHECKING:
     from tiercel.core.inbox import Inbox
     from tiercel.core.movedesk import MoveDesk
@@ -188,7 +190,7 @@ class Departure:
     def begin(self, step: Step) -> None:
         """Live: from here on the keys' rows are a part of their own, read by the source."""
         entry = self.inbox.append(step, {}, Begin(self.move))
-        self.inbox.groups[self.move] = (self.keys, self.source)
+        self.inbox.groups[self.move] = Group(self.keys, self.source, leaving=True)
         self.inbox.rerouted()
         self.record.begin_offset = entry.offset
         self.save(step, Phase.SHADOWING)
@@ -317,9 +319,9 @@ class Departure:
         if not local:
             inbox.update_table(step, update)
             inbox.returning.difference_update([k for k in inbox.returning if self.leaving(k)])
+        self.notify(step, notice)
         if self.strategy.halts:
             inbox.pause(step, self.move)
-        self.notify(step, notice)
         inbox.rerouted()
         self.router.sequence_again(step, inbox, held)
         self.router.set_shadow_hook(inbox)
@@ -410,11 +412,8 @@ class Departure:
 
     def refuses_output(self, offset: int, key: Key) -> bool:
         """After the cut the source's outputs above it are the destination's to make."""
-        return (
-            self.phase in (Phase.CUT, Phase.EMITTING, Phase.DONE)
-            and offset > self.record.cut
-            and self.member(key)
-        )
+        decided = self.phase in (Phase.CUT, Phase.EMITTING, Phase.DONE)
+        return decided and self.record.cut < offset <= self.record.flip_offset and self.member(key)
 
     def trim_floor(self) -> int | None:
         if self.phase is Phase.SHADOWING and self.record.capture_from < 0:

@@ -37,6 +37,7 @@ from tiercel.core.records import (
 )
 from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
+from tiercel.core.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from tiercel.core.instance import Instance
@@ -83,6 +84,7 @@ class DestinationMove:
         self.kept: list[tuple[int, Output]] = []  # (stage, output) not yet allowed out
         self.kept_dead: list[tuple[int, Output]] = []
         self.next_chunk = 0
+        self._chunk_seen = -1
         self.chunks: int | None = None
         self.touched: set[Key] = set()
         self.digests: dict[Key, int] | None = None
@@ -109,6 +111,12 @@ class DestinationMove:
     def on_end_of_keys(self, step: Step, message: m.EndOfKeys) -> None:
         self.chunks = message.chunks
         self._finish_if_complete(step)
+
+    def fetch_if_stuck(self, step: Step) -> None:
+        """Nothing came since the last look: the source may not know that we have begun anew."""
+        if STRATEGIES[self.strategy].flips_first and self.next_chunk == self._chunk_seen:
+            step.send(self.source, m.Fetch(self.move))
+        self._chunk_seen = self.next_chunk
 
     def _install(self, image: KeyImage) -> None:
         key = image.key

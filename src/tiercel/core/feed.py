@@ -65,11 +65,11 @@ class Feed:
         self.life = life
         self.phase = Phase.FENCED
 
-    def resume(self, applied: int, moves: dict[str, Position]) -> None:
+    def resume(self, applied: int, moves: dict[str, Position], trimmed: int) -> None:
         self.applied = applied
         self.move_positions = dict(moves)
         own = [offset for stage, offset in moves.values() if stage == OWN]
-        self.cursor = min([applied, *own])
+        self.cursor = max(min([applied, *own]), trimmed)  # what was trimmed did not concern it
         self.phase = Phase.CATCHING_UP
         self.reading = False
         self._inflight.clear()
@@ -118,7 +118,7 @@ class Feed:
             parts = self.share_of(entry)
             if parts or (entry.control is not None and entry.offset > self.applied):
                 self._push(entry, parts)
-        if self.cursor >= end or not entries:
+        if self.cursor >= end:
             self.phase = Phase.LIVE
 
     def _push(self, entry: Entry, parts: dict[str, list[Row]]) -> None:

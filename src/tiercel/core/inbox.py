@@ -52,6 +52,14 @@ class Pause(msgspec.Struct, frozen=True):
     awaited: dict[str, int]  # instance -> the life that must end
 
 
+class Group(msgspec.Struct, frozen=True):
+    """Keys on the move: their rows are a part of their own, read by the source, later the destination."""
+
+    keys: KeySet
+    reader: str
+    leaving: bool
+
+
 class Held:
     """A row that cannot be appended yet, and the frames that are not settled before it is."""
 
@@ -121,17 +129,21 @@ class Inbox:
             target = AWAY + self.site
         else:
             target = route.instance
-            for move, (keys, reader) in self.groups.items():
-                if keys.has(key, slot_of(key, self.table.count)):
-                    if (
-                        keys.keys
-                        or key not in self.table.overrides
-                        or self.table.overrides[key].instance == reader
-                    ):
-                        target = f"{move}|{reader}"
+            for move, group in self.groups.items():
+                if self._in_group(key, group):
+                    target = f"{move}|{group.reader}"
                     break
         self._routes[key] = target
         return target
+
+    def _in_group(self, key: Key, group: Group) -> bool:
+        """A slot's move takes along the overrides that live with the slot's owner, and no others."""
+        if key in group.keys.keys:
+            return True
+        if slot_of(key, self.table.count) not in group.keys.slots:
+            return False
+        override = self.table.overrides.get(key)
+        return override is None or (group.leaving and override.instance == group.reader)
 
     def rerouted(self) -> None:
         """Some entry changed: every look-up is made anew."""

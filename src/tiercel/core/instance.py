@@ -217,12 +217,7 @@ class Instance:
         elif kind == "fetch" and move in self.arriving:
             arriving = self.arriving[move]
             if not arriving.complete:
-                if (
-                    STRATEGIES[arriving.strategy].flips_first
-                    and arriving.next_chunk == 0
-                    and arriving.chunks is None
-                ):
-                    step.send(arriving.source, m.Fetch(move))
+                arriving.fetch_if_stuck(step)
                 self._fetch_later(step, arriving)
 
     def _fetch_later(self, step: Step, arriving: DestinationMove) -> None:
@@ -347,6 +342,7 @@ class Instance:
         self._fetch_later(step, arriving)
 
     def _merge(self, step: Step, arriving: DestinationMove) -> None:
+        arriving.flush(step)
         if not arriving.complete or arriving.kept:
             raise CoreBug(f"{self.name}: {arriving.move} is done, but not complete here")
         self.space.absorb(arriving.space)
@@ -422,6 +418,8 @@ class Instance:
         for move in [mv for mv in self.arriving if mv not in listed]:
             self.checkpointer.drop_move(self.arriving.pop(move))
         for role in reply.arrivals:
+            if 0 <= role.merged <= self.applied:
+                continue  # its keys are ours like any others
             arriving = self.arriving.get(role.move)
             if arriving is None:
                 if role.adopt is None or role.adopted > self.applied:
@@ -433,6 +431,8 @@ class Instance:
                 arriving.on_adopt(step, role.adopt, role.adopted)
             if role.emit_from is not None and arriving.emit_from is None:
                 arriving.on_emit_from(step, role.emit_from)
+            if arriving.complete:
+                step.send(self.router, m.Installed(role.move))
             self._fetch_later(step, arriving)
         decided = {role.move for role in reply.departures}
         for move in [mv for mv, lv in self.leaving.items() if mv not in decided and lv.cut is not None]:

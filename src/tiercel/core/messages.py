@@ -107,6 +107,7 @@ class ArrivalRole(msgspec.Struct, frozen=True):
     epochs: TableUpdate  # of the keys before the flip
     adopt: Adopt | None
     adopted: int  # offset of Adopt in the log of the destination's site; -1 before it
+    merged: int  # offset of Done there; -1 before it
     emit_from: int | None
 
 

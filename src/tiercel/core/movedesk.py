@@ -293,10 +293,12 @@ class MoveDesk(Traffic):
                 if position is None and arrival.phase is ArrivalPhase.SHADOWING:
                     self.forgotten_by_destination(step, arrival)
                     continue
+                if 0 <= arrival.record.merged <= message.applied:
+                    continue
                 if position is None and arrival.record.adopted >= 0:
                     moves[arrival.move] = (OWN, arrival.record.adopted)
                 arrival.feed_shadow(step, position or (SHADOW, -1))
-        feed.resume(message.applied, moves)
+        feed.resume(message.applied, moves, inbox.trimmed)
         feed.watermark_ms = max(feed.watermark_ms, message.watermark_ms)
 
     def on_checkpointed(self, step: Step, message: m.Checkpointed) -> None:
@@ -361,7 +363,7 @@ class MoveDesk(Traffic):
             case m.Settled() if from_instance and arrival is not None:
                 arrival.on_settled(step)
             case m.Installed() if from_instance and arrival is not None:
-                arrival.tell(step, message)
+                arrival.on_installed(step)
             case _ if departure is not None:
                 departure.on_message(step, message)
             case _:

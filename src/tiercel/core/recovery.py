@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tiercel.core import messages as m
 from tiercel.core.arrivals import Arrival
 from tiercel.core.arrivals import Phase as ArrivalPhase
 from tiercel.core.departures import DECIDED, Departure
 from tiercel.core.departures import Phase as DeparturePhase
 from tiercel.core.effects import StorageKey
+from tiercel.core.inbox import Group
 from tiercel.core.records import OWN, SHADOW
 from tiercel.core.step import Step
 
@@ -71,12 +74,12 @@ def recover_router(router: Router, items: dict[StorageKey, Any]) -> Callable[[St
                 router.streams[name].received[sender] = value
             case ("departure", move):
                 departure = Departure(router, router.inboxes[value.request.operator], value.request)
-                departure.record = value.copy()
+                departure.record = msgspec.structs.replace(value)
                 departure.phase = DeparturePhase(value.phase)
                 router.departures[move] = departure
             case ("arrival", move):
                 arrival = Arrival(router, router.inboxes[value.prepare.operator], value.prepare)
-                arrival.record = value.copy()
+                arrival.record = msgspec.structs.replace(value)
                 arrival.phase = ArrivalPhase(value.phase)
                 router.arrivals[move] = arrival
             case ("ended", move):
@@ -109,7 +112,7 @@ def _first_steps(router: Router, step: Step) -> None:
         inbox.find_returning(lambda key, inbox=inbox: inbox.table.route(key).site == router.site)  # type: ignore[misc]
     for arrival in router.arrivals.values():
         if arrival.phase is ArrivalPhase.ADOPTED:
-            arrival.inbox.groups[arrival.move] = (arrival.keys, arrival.destination)
+            arrival.inbox.groups[arrival.move] = Group(arrival.keys, arrival.destination, leaving=False)
     for departure in list(router.departures.values()):
         departure.flipped_at = step.now_ms
         if departure.phase is DeparturePhase.CUT:

@@ -102,9 +102,7 @@ class Router(MoveDesk):
             case m.WatermarkReport():
                 self.promises[message.operator].hear(sender, message.watermark_ms)
             case m.Moved():
-                inbox = self.inboxes[message.operator]
-                if inbox.update_table(step, message.update):
-                    self.sequence_again(step, inbox, inbox.release_waiting())
+                self.on_moved(step, message)
             case m.Hello():
                 self.producers.hello(step, sender, message.producer)
             case m.Subscribe():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tiercel.core import messages as m
 from tiercel.core.inbox import Held, Inbox
 from tiercel.core.lanes import FrameId, Inbound, Lane
-from tiercel.core.records import INITIAL, Output, Row, Watermark
+from tiercel.core.records import INITIAL, Output, Row, TableUpdate, Watermark
 from tiercel.core.site import Site
 from tiercel.core.step import Step
 from tiercel.core.watermarks import FOREVER
@@ -213,6 +213,14 @@ class Traffic(Site):
                     inbound.forwarded += 1
                 self.send_away(step, site, inbox, stamped, via=tuple(i.id for i in item.frames))
         self.settle_inbound(step)
+
+    def on_moved(self, step: Step, message: m.Moved) -> None:
+        """News of others. That keys are ours we believe only the Flip in our lane, with all it carries."""
+        inbox = self.inboxes[message.operator]
+        slots = {s: r for s, r in message.update.slots.items() if r.site != self.site}
+        keys = {k: r for k, r in message.update.keys.items() if r.site != self.site}
+        if inbox.update_table(step, TableUpdate(slots, keys)):
+            self.sequence_again(step, inbox, inbox.release_waiting())
 
     def settle_inbound(self, step: Step) -> None:
         """Acknowledge every frame whose rows are all where they belong."""

@@ -23,7 +23,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -105,8 +105,7 @@ class Link(asyncio.Protocol):
     # -- asyncio.Protocol ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S_MAX, self._too_slow)
         if self._expected is not None:
             self._say(Opening(self._owner.name, self._nonce))

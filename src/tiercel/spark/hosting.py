@@ -119,7 +119,7 @@ class Hosting:
         def job() -> None:
             self._spark.sparkContext.addJobTag(f"tiercel:{name}")
             try:
-                self._spark.range(0, 1, 1, 1).mapInArrow(work, "id long").collect()  # type: ignore[arg-type]
+                self._spark.range(0, 1, 1, 1).mapInArrow(work, "id long").collect()
             except Exception as error:
                 self.failures[name] = error
                 log.warning("the job of %s failed: %s", name, str(error)[:500])
@@ -136,11 +136,11 @@ class Hosting:
             if address is not None:
                 return address
             if name in self.failures:
-                raise UserError(f"{name} could not be started: {self.failures[name]}")
+                what = f"{name} could not be started: {self.failures[name]}"
+                raise UserError(what)
             time.sleep(LOOK_S)
-        raise UserError(
-            f"{name} did not start within {START_S_MAX:g} s", hint="see the log of Spark's executor"
-        )
+        what = f"{name} did not start within {START_S_MAX:g} s"
+        raise UserError(what, hint="see the log of Spark's executor")
 
     def end(self) -> None:
         """Dismiss every process; cancel the jobs of those that do not listen."""

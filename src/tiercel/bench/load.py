@@ -1,0 +1,168 @@
+"""Producer, subscriber and judge in one machine: what is sent, what comes back, how late, how often.
+
+Responsible for: open-loop and closed-loop load, checks of every output, requests for moves.
+Not responsible for: sockets and time (runtime/host.py drives it like any machine), statistics (slice.py).
+
+An output must be the next of its key, find the state that its predecessors left, and carry the
+right average: else a tuple was lost, doubled, reordered, or its state was.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from time import monotonic_ns
+
+import msgspec
+
+from tiercel.bench.averages import INPUT, OUTPUT, SITE
+from tiercel.core import messages as m
+from tiercel.core.effects import Effect, Send
+from tiercel.core.events import Connected, Event, Received, TimerFired
+from tiercel.core.records import Key, Row
+from tiercel.spark.border import encode_key
+
+PRODUCER = "load"
+TICK_NS = 1_000_000  # tuples of one millisecond leave together, as from a sensor gateway
+MOVE_ENDS = ("done", "aborted", "refused")
+BURST_TICKS_MAX = 50  # a late load makes up for it in pieces; the delay counts as latency
+
+
+class Faults(msgspec.Struct):
+    """What must not happen, counted."""
+
+    lost: int = 0
+    doubled_or_reordered: int = 0
+    wrong_state: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.lost + self.doubled_or_reordered + self.wrong_state
+
+
+class Load:
+    """Feeds one router and reads the output stream."""
+
+    def __init__(self, keys: int) -> None:
+        self.keys: list[Key] = [encode_key(n) for n in range(keys)]
+        self.sent = [0] * keys
+        self.seen = [0] * keys
+        self.produced = self.received = 0
+        self.acknowledged = 0
+        self.faults = Faults()
+        self.sensors, self.due_ns, self.late_ns = array("l"), array("q"), array("q")  # one per output
+        self.statuses: list[tuple[int, m.MoveStatus]] = []
+        self.connected = False
+        self.closed_loop_max = 0  # tuples under way at most; 0: no closed loop
+        self.frame_rows = 500
+        self._seq = 0
+        self._next_key = 0
+        self._next_tick_ns = 0  # 0: no open loop
+        self._per_tick = 0
+        self._probes: Sequence[int] = ()
+        self._probe_ticks = 5
+        self._tick = 0
+        self._move: m.MoveRequest | None = None
+
+    # -- what the benchmark asks for ---------------------------------------------------------
+
+    def start_open_loop(self, rate: int, probes: Sequence[int] = ()) -> None:
+        """`rate` tuples a second over all keys; besides, each probe key every 5 ms."""
+        self._per_tick = rate * TICK_NS // 1_000_000_000
+        self._probes = probes
+        self._next_tick_ns = monotonic_ns() + TICK_NS
+
+    def stop(self) -> None:
+        self._next_tick_ns = self.closed_loop_max = 0
+
+    def request(self, move: m.MoveRequest) -> None:
+        self._move = move
+
+    @property
+    def quiet(self) -> bool:
+        return self.received >= self.produced
+
+    @property
+    def move_ended(self) -> bool:
+        return bool(self.statuses) and self.statuses[-1][1].phase in MOVE_ENDS
+
+    # -- machine -----------------------------------------------------------------------------
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        match event:
+            case Received(message=m.Publish() as message):
+                self._judge(message)
+                return self._fill()
+            case Received(message=m.ProducerMark() as message):
+                self.acknowledged = max(self.acknowledged, message.seq)
+            case Received(message=m.MoveStatus() as message):
+                self.statuses.append((monotonic_ns(), message))
+                if message.phase in MOVE_ENDS:
+                    self._move = None
+            case TimerFired(name="tick"):
+                return self._on_tick()
+            case TimerFired(name="fill"):
+                return self._fill()
+            case Connected():
+                self.connected = True
+                return [Send(SITE, m.Hello(PRODUCER)), Send(SITE, m.Subscribe(OUTPUT, 0))]
+            case _:
+                pass
+        return []
+
+    def _on_tick(self) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._move is not None and self._tick % 5 == 0:  # asked again, it tells how far it is
+            effects.append(Send(SITE, self._move))
+        now = monotonic_ns()
+        for _ in range(BURST_TICKS_MAX):
+            if not 0 < self._next_tick_ns <= now:
+                break
+            sensors = self._take(self._per_tick)
+            if self._tick % self._probe_ticks == 0:
+                sensors += self._probes
+            effects.append(self._frame(sensors, self._next_tick_ns))
+            self._next_tick_ns += TICK_NS
+            self._tick += 1
+        return effects
+
+    def _fill(self) -> list[Effect]:
+        effects: list[Effect] = []
+        while self.produced - self.received + self.frame_rows <= self.closed_loop_max:
+            effects.append(self._frame(self._take(self.frame_rows), monotonic_ns()))
+        return effects
+
+    def _take(self, count: int) -> list[int]:
+        """The next sensors; a stride that is prime to their number visits all, in no simple order."""
+        total, at = len(self.keys), self._next_key
+        self._next_key = (at + 389 * count) % total
+        return [(at + 389 * i) % total for i in range(count)]
+
+    def _frame(self, sensors: list[int], due_ns: int) -> Send:
+        keys, sent = self.keys, self.sent
+        rows: list[Row] = []
+        for sensor in sensors:
+            n = sent[sensor] = sent[sensor] + 1
+            rows.append((keys[sensor], 0, (sensor, n, due_ns, float(n))))
+        self.produced += len(rows)
+        self._seq += 1
+        return Send(SITE, m.Produce(PRODUCER, self._seq, INPUT, rows))
+
+    def _judge(self, message: m.Publish) -> None:
+        now, seen, faults = monotonic_ns(), self.seen, self.faults
+        sensors, due_of, late = self.sensors, self.due_ns, self.late_ns
+        for entry in message.entries:
+            for output in entry.outputs:
+                sensor, n, count, average, due_ns = output.row[2]
+                if n != seen[sensor] + 1:
+                    if n > seen[sensor]:
+                        faults.lost += n - seen[sensor] - 1
+                    else:
+                        faults.doubled_or_reordered += 1
+                if count != n or average != (n + 1) / 2:  # the values of a key are 1.0, 2.0, 3.0, ...
+                    faults.wrong_state += 1
+                seen[sensor] = n
+                sensors.append(sensor)
+                due_of.append(due_ns)
+                late.append(now - due_ns)
+            self.received += len(entry.outputs)
