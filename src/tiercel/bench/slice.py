@@ -69,12 +69,11 @@ class Pacer(threading.Thread):
 
 
 def cpu_s(pids: dict[str, int]) -> dict[str, float]:
-    """CPU seconds that each of these processes has used."""
-    hertz = os.sysconf("SC_CLK_TCK")
+    """CPU seconds of each process, to the nanosecond: sampled ticks are blind to work in step with them."""
     used = {}
     for name, pid in pids.items():
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        used[name] = (int(fields[11]) + int(fields[12])) / hertz
+        threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+        used[name] = sum(int(t.read_text(encoding="ascii").split()[0]) for t in threads) / 1e9
     return used
 
 
@@ -90,18 +89,31 @@ async def until_quiet(load: Load) -> None:
     await until(lambda: load.quiet, "outputs are missing long after the last input")
 
 
+class Cpu:
+    """What the processes use between two moments, as shares of a core or per tuple."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids, self._before, self._began = pids, cpu_s(pids), time.monotonic()
+
+    def line(self, tuples: int) -> Line:
+        took = time.monotonic() - self._began
+        used = {name: cpu - self._before[name] for name, cpu in cpu_s(self._pids).items()}
+        return {
+            "tuples/s": round(tuples / took),
+            **{f"{name} us": round(s * 1e6 / tuples, 2) for name, s in used.items()},
+            "cores": round(sum(used.values()) / took, 2),
+        }
+
+
 async def throughput(load: Load, host: Host, pids: dict[str, int], seconds: float) -> Line:
     load.closed_loop_max = UNDER_WAY_MAX
     host.take(TimerFired("fill"))
     await asyncio.sleep(STARTUP_S)
-    began, before, used = time.monotonic(), load.received, cpu_s(pids)
+    cpu, before = Cpu(pids), load.received
     await asyncio.sleep(seconds)
-    took, tuples, used_after = time.monotonic() - began, load.received - before, cpu_s(pids)
+    line = {"phase": f"closed loop, frames of {load.frame_rows}", **cpu.line(load.received - before)}
     load.stop()
     await until_quiet(load)
-    line: Line = {"phase": "closed loop, frames of 500", "tuples/s": round(tuples / took)}
-    for name, cpu in used_after.items():
-        line[f"cpu us/tuple {name}"] = round((cpu - used[name]) * 1e6 / tuples, 2)
     return line
 
 
@@ -119,20 +131,16 @@ def spread(values: list[float], digits: int = 3) -> Line:
     }
 
 
-async def latency(load: Load, seconds: float) -> Line:
+async def latency(load: Load, pids: dict[str, int], seconds: float) -> Line:
     load.start_open_loop(RATE)
     await asyncio.sleep(STARTUP_S)
-    began = monotonic_ns()
+    began, cpu, before = monotonic_ns(), Cpu(pids), load.received
     await asyncio.sleep(seconds)
+    line = {"phase": f"open loop, {RATE:,}/s", **cpu.line(load.received - before)}
     ended = monotonic_ns()
     load.stop()
     await until_quiet(load)
-    values = latencies(load, began, ended)
-    return {
-        "phase": f"open loop, {RATE:,}/s",
-        "tuples/s": round(len(values) * 1e9 / (ended - began)),
-        **spread(values),
-    }
+    return line | spread(latencies(load, began, ended))
 
 
 async def move(load: Load, deployment: Deployment, seconds: float) -> list[Line]:
@@ -183,11 +191,11 @@ async def run(hosting: Hosting, deployment: Deployment, seconds: float) -> list[
     running = asyncio.create_task(host.run())
     instances = deployment.topology.operators["average"].instances
     addresses = [await asyncio.to_thread(hosting.wait, name) for name in (SITE, *instances)]
-    pids = {a.name: a.pid for a in addresses} | {"load": os.getpid()}
+    pids = {a.name.partition("@")[2] or "router": a.pid for a in addresses} | {"load": os.getpid()}
     await until(lambda: load.connected, "no connection with the router")
     pacer = Pacer(host, asyncio.get_running_loop())
     pacer.start()
-    lines = [await throughput(load, host, pids, seconds), await latency(load, seconds)]
+    lines = [await throughput(load, host, pids, seconds), await latency(load, pids, seconds)]
     lines += await move(load, deployment, seconds)
     verdict = {"phase": f"checked {load.received:,} outputs: {load.faults}", "faults": load.faults.total}
     tasks = ", ".join(f"{a.name} pid {a.pid} stage {a.stage} attempt {a.attempt}" for a in addresses)

@@ -24,6 +24,7 @@ from tiercel.core.records import Key, Route
 from tiercel.core.routing import overlap
 from tiercel.core.settings import Settings
 from tiercel.core.step import Journal, Step
+from tiercel.core.strategies import STRATEGIES
 from tiercel.core.topology import Topology, operator_of, site_of
 
 
@@ -177,7 +178,10 @@ class Controller:
             step.timer("retry", step.now_ms + self.settings.retry_ms)
 
     def _overlap(self, a: WantedMove, b: WantedMove) -> bool:
-        return a.operator == b.operator and overlap(a.keys, b.keys, self.topology.operators[a.operator].slots)
+        if a.operator != b.operator:
+            return False
+        alone = STRATEGIES[a.strategy].halts or STRATEGIES[b.strategy].halts
+        return alone or overlap(a.keys, b.keys, self.topology.operators[a.operator].slots)
 
     def _ask(self, step: Step, tracked: TrackedMove) -> None:
         w = tracked.wanted

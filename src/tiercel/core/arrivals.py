@@ -67,6 +67,7 @@ class Arrival:
         self.prepare = prepare
         self.move = prepare.move
         self.keys = prepare.keys
+        self.strategy_name = prepare.strategy
         self.phase = phase
         self.record = ArrivalRecord(prepare, phase.value)
         self.from_site = router.site_of(prepare.source)
@@ -148,7 +149,8 @@ class Arrival:
         inbox, record = self.inbox, self.record
         if inbox.time_ms < record.time_ms <= step.now_ms:
             inbox.tick(step)
-        if inbox.time_ms >= record.time_ms and inbox.watermark_ms >= record.watermark_ms:
+        behind = inbox.time_ms < record.time_ms or inbox.watermark_ms < record.watermark_ms
+        if not behind and inbox.all_relaunched(self.move):
             self.tell(step, m.Settled(self.move))
 
     # -- notices of the source's router -------------------------------------------------------
@@ -171,7 +173,8 @@ class Arrival:
             inbox.install_marks(step, notice.marks, self.member)
         p = self.prepare
         adopt = Adopt(
-            p.move, p.keys, p.source, p.strategy, notice.update, notice.time_ms, notice.watermark_ms
+            p.move, p.keys, p.source, p.strategy, notice.update, notice.time_ms, notice.watermark_ms,
+            inbox.watermark_ms,
         )
         entry = inbox.append(step, {}, adopt)
         self.record.adopt, self.record.adopted = adopt, entry.offset
@@ -191,6 +194,7 @@ class Arrival:
     def on_done(self, step: Step) -> None:
         if self.phase is not Phase.ADOPTED:
             return
+        self.inbox.unpause(step, self.move)
         entry = self.inbox.append(step, {}, Done(self.move))
         self.record.merged = entry.offset
         self.inbox.groups.pop(self.move, None)

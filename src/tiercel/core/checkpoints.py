@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiercel.core import messages as m
-from tiercel.core.destination import DestinationMove
+from tiercel.core.destination import DestinationMove, Marks
 from tiercel.core.destination import Phase as DestinationPhase
 from tiercel.core.effects import StorageKey
 from tiercel.core.records import OWN, SHADOW, Adopt, KeyImage, KeySet, Position, TableUpdate
@@ -39,6 +39,7 @@ class ArrivalImage(msgspec.Struct, frozen=True):
     adopt: Adopt | None
     adopted_at: int
     shadow_watermark_ms: int
+    own_watermark_ms: int
     floors: dict[bytes, int]
     at: dict[bytes, Position]
 
@@ -177,7 +178,8 @@ class Checkpointer:
             position,
             arriving.adopt,
             arriving.adopted_at,
-            arriving.shadow_watermark_ms,
+            arriving.marks.shadow_ms,
+            arriving.marks.own_ms,
             dict(arriving.floor_wm),
             dict(arriving.at),
         )
@@ -255,7 +257,7 @@ def load(instance: Instance, items: dict[StorageKey, Any], start: int) -> None:
                 if arriving is None:
                     instance.checkpointer._dropped.append(place)
                     continue
-                arriving.space.install(value, value.epoch)
+                arriving.space.install(value, arriving.epoch_of(key))
                 instance.checkpointer._stored_moves.setdefault(move, set()).add(key)
             case _:
                 pass
@@ -268,7 +270,7 @@ def _load_arrival(instance: Instance, image: ArrivalImage) -> DestinationMove:
     arriving = DestinationMove(instance, image.move, image.keys, image.source, image.strategy, image.epochs)
     arriving.complete = True
     arriving.position = tuple(image.position)  # type: ignore[assignment]
-    arriving.shadow_watermark_ms = image.shadow_watermark_ms
+    arriving.marks = Marks(image.shadow_watermark_ms, image.own_watermark_ms)
     arriving.floor_wm = dict(image.floors)
     arriving.at = {k: (p[0], p[1]) for k, p in image.at.items()}
     arriving.adopt, arriving.adopted_at = image.adopt, image.adopted_at

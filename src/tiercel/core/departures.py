@@ -69,6 +69,7 @@ class Departure:
         self.request = request
         self.move = request.move
         self.keys = request.keys
+        self.strategy_name = request.strategy
         self.phase = phase
         self.record = DepartureRecord(request, phase.value)
         self.to_site = router.site_of(request.destination)
@@ -143,6 +144,8 @@ class Departure:
                 self.tell_emitted(step)
             case Phase.FLIPPED:
                 self.strategy.say_flip(self, step)
+            case Phase.CUT | Phase.EMITTING:
+                self.inbox.say_halt(step, self.move)
             case Phase.DONE:
                 step.send_durable(self.source, m.Forget(self.move))
             case _:
@@ -202,6 +205,8 @@ class Departure:
         self.record.capture_from = message.offset
         self.save(step, Phase.SHADOWING)
         self.shadow_cursor = message.offset
+        start = Watermark(message.watermark_ms)  # keys born later have seen this one
+        self.notify(step, m.ShadowNotice(self.move, message.offset, message.time_ms, [], start))
         self.router.set_shadow_hook(self.inbox)
         self.read_shadow(step)
 
@@ -304,7 +309,9 @@ class Departure:
 
     def flip(self, step: Step) -> None:
         inbox = self.inbox
-        entry = inbox.append(step, {}, Flip(self.move))
+        r = self.request
+        flip = Flip(self.move, self.keys, self.source, r.destination, r.strategy, self.record.begin_offset)
+        entry = inbox.append(step, {}, flip)
         update = inbox.table.moved(self.keys, self.source, self.request.destination)
         local = self.to_site == self.router.site  # then the sequencer stays the same
         marks = {} if local else inbox.give_marks(step, self.leaving)
@@ -363,7 +370,10 @@ class Departure:
     # -- the end -----------------------------------------------------------------------------
 
     def on_settled(self, step: Step) -> None:
+        if not self.inbox.all_relaunched(self.move):
+            return  # it is said again
         if self.phase is Phase.EMITTING:
+            self.inbox.unpause(step, self.move)  # if Installed was lost: settled means installed
             self.save(step, Phase.DONE)
             self.notify(step, m.DoneNotice(self.move))
             step.send_durable(self.source, m.Forget(self.move))

@@ -53,6 +53,22 @@ class Phase(enum.Enum):
 Item = tuple[Position, int, list[Row], Control | None]  # position, time, rows, control
 
 
+class Marks:
+    """The watermarks of the source's log and of our own, at the position that is being processed."""
+
+    __slots__ = ("own_ms", "shadow_ms")
+
+    def __init__(self, shadow_ms: int, own_ms: int) -> None:
+        self.shadow_ms, self.own_ms = shadow_ms, own_ms
+
+    def pass_by(self, position: Position, control: Control | None) -> None:
+        if isinstance(control, Watermark):
+            if position[0] == SHADOW:
+                self.shadow_ms = max(self.shadow_ms, control.value_ms)
+            else:
+                self.own_ms = max(self.own_ms, control.value_ms)
+
+
 class DestinationMove:
     """One key set on its way into this instance."""
 
@@ -72,10 +88,10 @@ class DestinationMove:
         self.adopt: Adopt | None = None
         self.adopted_at = -1
         self.emit_from: int | None = None
-        self.space = KeySpace(instance.operator.slots, self._epoch_of, instance.engine.code.user_key)
+        self.space = KeySpace(instance.operator.slots, self.epoch_of, instance.engine.code.user_key)
         self.at: dict[Key, Position] = {}  # up to where the image of a key already is
         self.floor_wm: dict[Key, int] = {}
-        self.shadow_watermark_ms = -1
+        self.marks = Marks(-1, -1)
         self.held: dict[Key, list[Item]] = {}
         self.controls: list[Item] = []
         self.stalled: deque[Item] = (
@@ -91,7 +107,7 @@ class DestinationMove:
         self.vote_position: Position | None = None
         self.settled_told = False
 
-    def _epoch_of(self, key: Key) -> int:
+    def epoch_of(self, key: Key) -> int:
         """A new key's epoch: the old owner's until the adoption, then the new one."""
         if self.owned:
             return self.instance.routes.route(key).epoch
@@ -101,7 +117,9 @@ class DestinationMove:
     # -- state comes in ----------------------------------------------------------------------
 
     def on_chunk(self, step: Step, chunk: m.Chunk) -> None:
-        if chunk.n == self.next_chunk:
+        if self.complete:
+            self.next_chunk = max(self.next_chunk, chunk.n + 1)  # we have it from a checkpoint
+        elif chunk.n == self.next_chunk:
             self.next_chunk += 1
             for image in chunk.images:
                 self._install(image)
@@ -120,20 +138,21 @@ class DestinationMove:
 
     def _install(self, image: KeyImage) -> None:
         key = image.key
-        self.space.install(image, self._epoch_of(key))
+        self.space.install(image, self.epoch_of(key))
         self.at[key] = (SHADOW, image.at)
         self.floor_wm[key] = image.watermark_ms
         self._catch_up(key)
 
     def _catch_up(self, key: Key) -> None:
         """What was held for this key, with the ticks and watermarks that passed meanwhile, in order."""
-        items = self.held.pop(key, [])
-        items = sorted([*items, *self.controls], key=lambda item: item[0])
+        items = sorted([*self.held.pop(key, []), *self.controls], key=lambda item: item[0])
+        marks = Marks(-1, self.adopt.own_watermark_ms if self.adopt is not None else -1)
         for position, time_ms, rows, control in items:
+            marks.pass_by(position, control)
             if control is None:
-                self._call(key, rows, position, time_ms)
+                self._call(key, rows, position, time_ms, marks)
             else:
-                self._control_for(key, position, time_ms, control)
+                self._control_for(key, position, time_ms, control, marks)
 
     def _finish_if_complete(self, step: Step) -> None:
         if self.complete or self.chunks is None or self.next_chunk < self.chunks:
@@ -188,31 +207,29 @@ class DestinationMove:
         if control is not None:
             if not self.complete:
                 self.controls.append(item)
-            if isinstance(control, Watermark) and position[0] == SHADOW:
-                self.shadow_watermark_ms = max(self.shadow_watermark_ms, control.value_ms)
+            self.marks.pass_by(position, control)
             for key in self.space.due(self._due(position, time_ms, control)):
-                self._control_for(key, position, time_ms, control)
+                self._control_for(key, position, time_ms, control, self.marks)
             return
         by_key: dict[Key, list[Row]] = {}
         for row in rows:
             by_key.setdefault(row[0], []).append(row)
         for key, of_key in by_key.items():
             if self.complete or key in self.at:
-                self._call(key, of_key, position, time_ms)
+                self._call(key, of_key, position, time_ms, self.marks)
             else:
                 self.held.setdefault(key, []).append((position, time_ms, of_key, None))
 
     # -- calls -------------------------------------------------------------------------------
 
-    def _times(self, key: Key, position: Position, time_ms: int) -> tuple[int, int]:
+    def _times(self, key: Key, position: Position, time_ms: int, marks: Marks) -> tuple[int, int]:
         """The key's clock never runs backwards, whichever log it reads."""
         floor = self.floor_wm.get(key, -1)
         if position[0] == SHADOW:
-            return time_ms, max(floor, self.shadow_watermark_ms)
+            return time_ms, max(floor, marks.shadow_ms)
         adopt = self.adopt
-        if adopt is None:
-            return time_ms, max(floor, self.instance.watermark_ms)
-        return max(time_ms, adopt.time_ms), max(floor, adopt.watermark_ms, self.instance.watermark_ms)
+        assert adopt is not None
+        return max(time_ms, adopt.time_ms), max(floor, adopt.watermark_ms, marks.own_ms)
 
     def _due(self, position: Position, time_ms: int, control: Control) -> int:
         """Up to which timer value this tick or watermark fires."""
@@ -226,20 +243,25 @@ class DestinationMove:
             return -1
         return max(time_ms, self.adopt.time_ms) if self.adopt is not None and position[0] == OWN else time_ms
 
-    def _call(self, key: Key, rows: list[Row], position: Position, time_ms: int) -> None:
+    def _call(self, key: Key, rows: list[Row], position: Position, time_ms: int, marks: Marks) -> None:
         if position <= self.at.get(key, (SHADOW, -1)):
             return  # its image already has this
         self.touched.add(key)
         instance = self.instance
         state = self.space.state(key)
-        time_ms, watermark_ms = self._times(key, position, time_ms)
+        time_ms, watermark_ms = self._times(key, position, time_ms, marks)
         out: list[Output] = []
-        instance.engine.begin_entry()
-        instance.engine.call(state, key, rows, time_ms, watermark_ms, position[1], out)
-        self.space.touched(key, state, instance.engine.handle.new_timers)
-        self._out(position, out)
+        engine = instance.engine
+        engine.begin_entry()
+        before, engine.dead_letters = engine.dead_letters, []
+        engine.call(state, key, rows, time_ms, watermark_ms, position[1], out)
+        dead, engine.dead_letters = engine.dead_letters, before
+        self.space.touched(key, state, engine.handle.new_timers)
+        self._out(position, out, dead)
 
-    def _control_for(self, key: Key, position: Position, time_ms: int, control: Control) -> None:
+    def _control_for(
+        self, key: Key, position: Position, time_ms: int, control: Control, marks: Marks
+    ) -> None:
         state = self.space.keys.get(key)
         if state is None or not state.timers or position <= self.at.get(key, (SHADOW, -1)):
             return
@@ -248,19 +270,21 @@ class DestinationMove:
             return
         self.touched.add(key)
         instance = self.instance
-        time_ms, watermark_ms = self._times(key, position, time_ms)
+        time_ms, watermark_ms = self._times(key, position, time_ms, marks)
         if isinstance(control, Watermark):
             watermark_ms = max(watermark_ms, due)
         out: list[Output] = []
-        instance.engine.begin_entry()
-        instance.engine.fire(state, key, due, time_ms, watermark_ms, position[1], out)
-        self.space.touched(key, state, instance.engine.handle.new_timers)
-        self._out(position, out)
+        engine = instance.engine
+        engine.begin_entry()
+        before, engine.dead_letters = engine.dead_letters, []
+        engine.fire(state, key, due, time_ms, watermark_ms, position[1], out)
+        dead, engine.dead_letters = engine.dead_letters, before
+        self.space.touched(key, state, engine.handle.new_timers)
+        self._out(position, out, dead)
 
     # -- the emit filter ---------------------------------------------------------------------
 
-    def _out(self, position: Position, out: list[Output]) -> None:
-        dead, self.instance.engine.dead_letters = self.instance.engine.dead_letters, []
+    def _out(self, position: Position, out: list[Output], dead: list[Output]) -> None:
         for kept, outputs in ((self.kept, out), (self.kept_dead, dead)):
             if self.emit_from is None or position > (SHADOW, self._bound()):
                 kept += [(position[0], o) for o in outputs]
@@ -317,6 +341,7 @@ class DestinationMove:
     def _own(self, adopt: Adopt) -> None:
         self.adopt = adopt
         self.owned = True
+        self.marks.own_ms = max(self.marks.own_ms, adopt.own_watermark_ms)
         for key, state in self.space.keys.items():
             state.epoch = self.instance.routes.route(key).epoch
         if self.complete:

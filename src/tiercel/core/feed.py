@@ -116,7 +116,7 @@ class Feed:
                 continue
             self.cursor = entry.offset
             parts = self.share_of(entry)
-            if parts or (entry.control is not None and entry.offset > self.applied):
+            if parts or entry.control is not None:  # moves behind our own position need controls again
                 self._push(entry, parts)
         if self.cursor >= end:
             self.phase = Phase.LIVE

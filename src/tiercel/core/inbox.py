@@ -50,6 +50,7 @@ class Pause(msgspec.Struct, frozen=True):
 
     limit: int
     awaited: dict[str, int]  # instance -> the life that must end
+    released: bool = False  # nothing else holds dispatch up
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -382,21 +383,24 @@ class Inbox:
             feed.limit = limit
 
     def say_halt(self, step: Step, move: str) -> None:
-        for instance in self.pauses[move].awaited if move in self.pauses else ():
-            step.send_durable(instance, m.Halt(move))
+        for instance, life in (self.pauses[move].awaited if move in self.pauses else {}).items():
+            step.send_durable(instance, m.Halt(move, life))
 
     def relaunched(self, step: Step, instance: str, life: int) -> None:
         for move, pause in list(self.pauses.items()):
             if pause.awaited.get(instance, life) < life:
                 awaited = {i: n for i, n in pause.awaited.items() if i != instance}
-                self._set_pause(step, move, Pause(pause.limit, awaited))
+                over = pause.released and not awaited
+                self._set_pause(step, move, None if over else Pause(pause.limit, awaited, pause.released))
 
     def all_relaunched(self, move: str) -> bool:
         return move not in self.pauses or not self.pauses[move].awaited
 
     def unpause(self, step: Step, move: str) -> None:
-        if move in self.pauses:
-            self._set_pause(step, move, None)
+        pause = self.pauses.get(move)
+        if pause is not None:
+            over = not pause.awaited
+            self._set_pause(step, move, None if over else Pause(pause.limit, pause.awaited, released=True))
 
     # -- reading and trimming ----------------------------------------------------------------
 

@@ -145,8 +145,9 @@ class Instance:
             case m.AttachReply():
                 self._on_attach_reply(step, message)
             case m.Halt():
-                self.halting = message.move
-                self.checkpointer.soon(step)
+                if message.life == self.life:
+                    self.halting = message.move
+                    self.checkpointer.soon(step)
             case _ if self.phase is Phase.RUNNING:
                 self._on_move_message(step, message)
             case _:
@@ -301,10 +302,20 @@ class Instance:
                 self._on_adopt(step, adopt, entry.offset)
             case Done(move=move) if move in self.arriving:
                 self._merge(step, self.arriving.pop(move))
-            case Flip(move=move) if move in self.leaving:
-                self.leaving[move].reached_flip(entry.offset)
+            case Flip(source=self.name) as flip:
+                self._reached_flip(step, flip, entry.offset)
             case _:
                 pass
+
+    def _reached_flip(self, step: Step, flip: Flip, offset: int) -> None:
+        """In band: nothing of the keys behind the flip is ours, whether we were told yet or not."""
+        role = m.DepartureRole(
+            flip.move, flip.keys, flip.destination, flip.strategy, flip.begin_offset, offset, None
+        )
+        self._take_departure(step, role)
+        leaving = self.leaving[flip.move]
+        if leaving.phase is SourcePhase.CAPTURED and leaving.cut is None:
+            leaving.stop_at(offset)
 
     def _control_to_moves(self, step: Step, entry: Entry) -> None:
         """Ticks and watermarks of our log, for keys that arrived and are still a part of their own."""

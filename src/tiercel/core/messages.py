@@ -372,6 +372,8 @@ class CaptureFrom(Message, frozen=True):
 
     move: str
     offset: int
+    time_ms: int
+    watermark_ms: int
 
 
 class Captured(Message, frozen=True):
@@ -486,9 +488,10 @@ class Forgotten(Message, frozen=True):
 
 
 class Halt(Message, frozen=True):
-    """Restart strategy: finish what you have, checkpoint, end. You will be started again."""
+    """Restart strategy: this life finishes what it has, checkpoints, ends, and is started again."""
 
     move: str
+    life: int
 
 
 class Shadow(Message, frozen=True):

@@ -73,7 +73,7 @@ class MoveDesk(Traffic):
             )
         inbox = self.inboxes[request.operator]
         self.check_owned(inbox, request)
-        self.check_unlocked(inbox, request.keys, request.move)
+        self.check_unlocked(inbox, request.keys, request.move, request.strategy)
 
     def check_owned(self, inbox: Inbox, request: m.MoveRequest) -> None:
         for slot in sorted(request.keys.slots):
@@ -89,21 +89,19 @@ class MoveDesk(Traffic):
                     f"key {key!r} is not owned by {request.source!r}", f"its owner is {owner!r}"
                 )
 
-    def check_unlocked(self, inbox: Inbox, keys: KeySet, move: str) -> None:
+    def check_unlocked(self, inbox: Inbox, keys: KeySet, move: str, strategy: str) -> None:
+        """Two moves at once must share no key; one that restarts the operator is alone."""
         if self.mutant == "overlapping-moves-accepted":
             return
         others: list[Departure | Arrival] = [*self.departures.values(), *self.arrivals.values()]
+        ended = (DeparturePhase.DONE, DeparturePhase.ABORTED, ArrivalPhase.MERGED)
         for other in others:
-            ended = other.phase in (DeparturePhase.DONE, DeparturePhase.ABORTED, ArrivalPhase.MERGED)
-            if (
-                other.inbox is inbox
-                and other.move != move
-                and not ended
-                and overlap(keys, other.keys, inbox.table.count)
-            ):
-                raise InvalidRequest(
-                    f"keys are locked by move {other.move!r} ({other.phase.value})", "wait until it has ended"
-                )
+            if other.inbox is not inbox or other.move == move or other.phase in ended:
+                continue
+            alone = STRATEGIES[strategy].halts or STRATEGIES[other.strategy_name].halts
+            if alone or overlap(keys, other.keys, inbox.table.count):
+                what = f"keys are locked by move {other.move!r} ({other.phase.value})"
+                raise InvalidRequest(what, "wait until it has ended")
 
     def on_prepare(self, step: Step, sender: str, prepare: m.Prepare) -> None:
         arrival = self.arrivals.get(prepare.move)
@@ -117,7 +115,7 @@ class MoveDesk(Traffic):
         try:
             if feed is None or feed.phase not in (FeedPhase.LIVE, FeedPhase.CATCHING_UP):
                 raise InvalidRequest(f"destination {prepare.destination!r} is not running")
-            self.check_unlocked(inbox, prepare.keys, prepare.move)
+            self.check_unlocked(inbox, prepare.keys, prepare.move, prepare.strategy)
         except InvalidRequest as refusal:
             self.send_router(step, site_of(prepare.source), m.Refused(prepare.move, str(refusal)))
             return

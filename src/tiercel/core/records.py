@@ -92,6 +92,11 @@ class Flip(msgspec.Struct, frozen=True, tag=True):
     """The decision. From here on the move's keys belong to the destination."""
 
     move: str
+    keys: KeySet
+    source: str
+    destination: str
+    strategy: str
+    begin_offset: int
 
 
 class Adopt(msgspec.Struct, frozen=True, tag=True):
@@ -104,6 +109,7 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
     update: TableUpdate
     time_ms: int  # the keys' log time at the flip: their clock never runs backwards
     watermark_ms: int
+    own_watermark_ms: int  # this log's own at this point
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -54,6 +54,10 @@ class Site:
         self.ended: dict[str, tuple[str, str]] = {}  # departures that are over: phase and reason
         self.merged: dict[str, None] = {}  # arrivals that are over
         self.promises = {name: Promises(topology.sites) for name in topology.operators}
+        for stream in topology.streams.values():
+            for producer, at in stream.producers.items():
+                for operator_name in topology.consumers(stream.name) if at == site else ():
+                    self.promises[operator_name].sources[producer] = -1
         self.event_time = any(o.time_mode == "eventTime" for o in topology.operators.values())
         self.owed: dict[str, tuple[str, str]] = {}  # producers whose acknowledgement waits for a reader
         self.ticking: set[str] = set()

@@ -59,7 +59,7 @@ class SourceMove:
         instance = self.instance
         self.queue = instance.space.members(self.keys.slots, self.keys.keys)
         self.queue.reverse()
-        step.send(instance.router, m.CaptureFrom(self.move, instance.applied))
+        step.send(instance.router, m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms))
         step.timer(f"capture|{self.move}", step.now_ms)
 
     def capture_some(self, step: Step) -> None:
@@ -149,12 +149,6 @@ class SourceMove:
         instance.flush(step)
         assert self.cut is not None
         step.send(instance.router, m.Cut(self.move, self.cut))
-
-    def reached_flip(self, offset: int) -> None:
-        """In band: nothing of the keys behind the flip is ours, whether we were told yet or not."""
-        self.flip_offset = offset
-        if self.phase is Phase.CAPTURED and self.cut is None:
-            self.stop_at(offset)
 
     def capture_all(self, step: Step) -> None:
         """Flip first: the keys are as they were at the flip, and stay so."""

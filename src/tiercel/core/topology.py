@@ -17,6 +17,7 @@ class Stream(msgspec.Struct, frozen=True):
     name: str
     home: str
     logged: bool = True
+    producers: dict[str, str] = {}  # those that give watermarks -> their site; all are waited for
 
 
 class Operator(msgspec.Struct, frozen=True):

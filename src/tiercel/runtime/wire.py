@@ -27,6 +27,8 @@ MESSAGES: tuple[type[m.Message], ...] = tuple(
     kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, m.Message)
 )[1:]  # the first is their base
 
+CAN_LINGER = frozenset((m.Confirmed, m.ProducerMark))  # receipts: no tuple waits for one of these
+
 AnyMessage: Any = functools.reduce(operator.or_, MESSAGES)  # a union that is made of the module's classes
 
 _encoder = msgspec.msgpack.Encoder()

@@ -110,12 +110,11 @@ def draw(seed: int, options: Options, points: list[tuple[str, str, str, bool]] |
     rng = random.Random(f"scenario {seed}")
     sites = _sites(rng, options)
     names = list(sites)
-    topology, kinds, coarser, spares = _operators(rng, sites)
+    producers = {f"p{i}": rng.choice(names) for i in range(rng.randint(1, 3))}
+    topology, kinds, coarser, spares = _operators(rng, sites, producers)
     keys = [f"{rng.choice('abcd')}{i % 3}{i}".encode() for i in range(rng.randint(6, 16))]
     weights = [1.0 / (i + 1) for i in range(len(keys))]  # the first key is hot
-    traffic = [
-        _traffic(rng, f"p{i}", rng.choice(names), keys, weights) for i in range(rng.randint(1, 3))
-    ]
+    traffic = [_traffic(rng, name, site, keys, weights) for name, site in producers.items()]
     journeys = [_journey(rng, f"car{i}", names, keys) for i in range(rng.choice((0, 1, 1, 2)))]
     end = max(t.start_ms + t.gap_ms * len(t.frames) for t in traffic)
     instances = [i for o in topology.operators.values() for i in o.instances] + list(spares)
@@ -151,10 +150,10 @@ def _sites(rng: random.Random, options: Options) -> dict[str, str | None]:
 
 
 def _operators(
-    rng: random.Random, sites: dict[str, str | None]
+    rng: random.Random, sites: dict[str, str | None], producers: dict[str, str]
 ) -> tuple[Topology, dict[str, str], dict[str, bool], tuple[str, ...]]:
     names = list(sites)
-    streams = {"input": Stream("input", "cloud", logged=False)}
+    streams = {"input": Stream("input", "cloud", logged=False, producers=producers)}
     operators: dict[str, Operator] = {}
     kinds: dict[str, str] = {}
     coarser: dict[str, bool] = {}
