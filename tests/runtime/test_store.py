@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiercel.core.effects import Write
-from tiercel.core.records import Entry, Flip, KeyImage, Route
+from tiercel.core.records import Entry, KeyImage, Route, Tick
 from tiercel.runtime.store import Store, decode_key, encode_key
 
 ELEMENTS = {
@@ -62,7 +62,7 @@ def test_a_log_is_read_in_order_from_anywhere(
     store = Store(tmp_path / "s", "disk")
     entries = {
         1: Entry(1, 5, {"avg@a#1": [(b"k", 1, [2])]}),
-        2: Entry(2, 5, {}, Flip("mv")),
+        2: Entry(2, 5, {}, Tick()),
         300: Entry(300, 6, {}),
     }
     store.add(

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import types
+from typing import Any, Union, get_args, get_origin
 
+import msgspec
 import pytest
 
 from tiercel.core import messages as m
-from tiercel.core.records import (
-    Abort,
-    Adopt,
-    Begin,
-    Compare,
-    Control,
-    Done,
-    Entry,
-    Flip,
-    KeyImage,
-    KeySet,
-    Output,
-    Route,
-    StreamEntry,
-    TableUpdate,
-    Tick,
-    Watermark,
-)
+from tiercel.core.records import Control, Entry, Output, StreamEntry
 from tiercel.runtime.wire import (
     FRAME_BYTES_MAX,
     MESSAGES,
@@ -35,104 +20,43 @@ from tiercel.runtime.wire import (
     pack,
 )
 
-KEYS = KeySet(keys=frozenset({b"\x00\xff", b"k"}))
-SLOTS = KeySet(slots=frozenset({0, 4095}))
-UPDATE = TableUpdate({7: Route("avg@a#1", 3)}, {b"\x80k": Route("avg@b#1", 4)})
-ROW = (b"\x80k", 12, [1, 2.5, "x", None, b"raw"])
-STAMPED = (b"\x80k", 12, ["x"], "a", 5, 2)
-OUTPUT = Output(9, b"\x80k", 2, 0, ROW)
-ADOPT = Adopt("mv", KEYS, "avg@a#1", "live", UPDATE, 5, -1)
-PREPARE = m.Prepare("mv", "avg", SLOTS, "avg@a#1", "avg@b#1", "live", UPDATE)
-CONTROLS: list[Control] = [
-    Tick(),
-    Watermark(4),
-    Begin("mv"),
-    Compare("mv"),
-    Abort("mv", "why"),
-    Flip("mv"),
-    ADOPT,
-    Done("mv"),
-]
-IMAGE = KeyImage(
-    b"\x80k",
-    2,
-    9,
-    {"v": ["value", [1, 2.0]], "l": ["list", [[1], [2]]], "m": ["map", [[[1], [2]]]]},
-    (5, 6),
-    1,
-    2,
-)
-NOTICES: list[m.AnyNotice] = [
-    m.ShadowNotice("mv", 3, 4, [ROW], Tick()),
-    m.ShadowNotice("mv", 3, 4, [ROW], None),
-    m.FlippedNotice("mv", 5, 6, -1, UPDATE, {b"\x80k": {"a": 3}}, PREPARE),
-    m.AbortedNotice("mv"),
-    m.EmitFromNotice("mv", 4),
-    m.EmittedNotice("mv", 4),
-    m.ResumeNotice("mv"),
-    m.DoneNotice("mv"),
-]
-REQUEST = m.MoveRequest("mv", "avg", KEYS, "avg@a#1", "avg@b#1", "live", 30_000.0)
+OUTPUT = Output(9, b"\x80k", 2, 0, (b"\x80k", 12, [1, 2.5, "x", None, b"raw"]))
 
-SAMPLES: list[m.Message] = [
-    m.Hello("p"),
-    m.ProducerMark("p", 3),
-    m.Produce("p", 1, "s", [ROW], 5, True),
-    m.Produce("p", 1, "s", []),
-    m.ProduceMobile("car", 1, "s", [(b"k", 1, [2], 3)]),
-    m.MobileReceipt("car", [1, 2]),
-    m.Subscribe("s", 0),
-    m.Publish("s", [StreamEntry(1, [OUTPUT])]),
-    m.Attach("avg@a#1", 2),
-    m.AttachReply(
-        1,
-        2,
-        3,
-        [(1, 0), (2, 9)],
-        [m.ArrivalRole("mv", KEYS, "avg@a#1", "live", UPDATE, ADOPT, 4, None)],
-        [m.DepartureRole("mv", SLOTS, "avg@b#1", "live", 1, 2, None)],
-    ),
-    m.Resume("avg@a#1", 2, 8, {"mv": (0, 4)}, -1),
-    *[m.Dispatch([Entry(1, 2, {}, control)]) for control in CONTROLS],
-    m.Dispatch([Entry(1, 2, {"avg@a#1": [ROW, ROW], "mv|avg@a#1": [STAMPED]})]),
-    m.Confirmed(3, 9),
-    m.Outputs("avg@a#1", 2, 3, 9, [OUTPUT], [OUTPUT], -1, True),
-    m.MoveOutputs("avg@a#1", 2, "mv", 1, [OUTPUT], []),
-    m.Checkpointed("avg@a#1", 2, 8, {"mv": (1, 5)}),
-    PREPARE,
-    *[m.LaneFrame("avg", n, [STAMPED], notice) for n, notice in enumerate(NOTICES)],
-    m.LaneFrame("out", 1, [], None, [OUTPUT]),
-    m.LaneReceipt("avg", [1], [1, 2]),
-    m.Moved("avg", UPDATE),
-    m.WatermarkReport("avg", 5),
-    m.Retirement("avg@a#1"),
-    REQUEST,
-    m.MoveStatus("mv", "flipped", "because"),
-    m.StatusQuery(),
-    m.StatusReply([REQUEST], [m.MoveStatus("mv", "done")], {"avg": UPDATE}, ["avg@a#1"]),
-    m.Prepared("mv", -1),
-    m.Refused("mv", "no"),
-    m.Capture("mv", KEYS, "avg@b#1"),
-    m.CaptureFrom("mv", 4),
-    m.Captured("mv"),
-    m.Chunk("mv", 0, [IMAGE, KeyImage(b"gone", 0, 3, None)]),
-    m.EndOfKeys("mv", 1),
-    m.ChunkReceipt("mv", 1),
-    m.Fetch("mv"),
-    m.Digests("mv", {b"\x80k": (1 << 64) - 1}),
-    m.Ready("mv", 2, {b"\x80k": 5}),
-    m.Installed("mv"),
-    m.FlipNotice("mv", 1, 2),
-    m.Cut("mv", 2),
-    m.EmitFrom("mv", 2),
-    m.EmittedThrough("mv", 2),
-    m.Settled("mv"),
-    m.AbortNotice("mv"),
-    m.Forget("mv"),
-    m.Forgotten("mv"),
-    m.Halt("mv"),
-    m.Shadow("mv", [m.ShadowNotice("mv", 3, 4, [ROW], None)]),
-]
+
+def samples(kind: Any, depth: int = 0) -> list[Any]:
+    """Values of a type: every member of a union, every field both absent and there."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return [[1, 2.5, "x", None, b"raw", [True]]]
+    if kind is m.Message:
+        return [m.Captured("mv")]
+    if origin in (Union, types.UnionType):
+        return [value for arg in args for value in samples(arg, depth)]
+    if origin is list:
+        return [[], samples(args[0], depth + 1)]
+    if origin is frozenset:
+        return [frozenset(), frozenset(samples(args[0]))]
+    if origin is dict:
+        return [{}, {samples(args[0])[-1]: samples(args[1], depth + 1)[-1]}]
+    if origin is tuple:
+        if args[-1] is ...:
+            return [(b"\x80k", 12, [1, 2.5, "x", None])] if args[0] is Any else [(), (samples(args[0])[-1],)]
+        return [tuple(samples(arg)[-1] for arg in args)]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        columns = [samples(field.type, depth + 1) for field in msgspec.structs.fields(kind)]
+        count = max((len(column) for column in columns), default=1)
+        return [kind(*(column[n % len(column)] for column in columns)) for n in range(count)]
+    return {
+        int: [0, -1, (1 << 64) - 1],
+        float: [0.5],
+        bool: [True, False],
+        str: ["", "avg@a#1"],
+        bytes: [b"", b"\x00\xff\x80"],
+        type(None): [None],
+    }[kind]
+
+
+SAMPLES: list[m.Message] = [value for kind in MESSAGES for value in samples(kind)]
 
 
 def through_the_wire(*messages: m.Message, cut: int = 1 << 20) -> list[m.Message]:
@@ -145,8 +69,18 @@ def through_the_wire(*messages: m.Message, cut: int = 1 << 20) -> list[m.Message
     return found
 
 
-def test_there_is_a_sample_of_every_message() -> None:
+def test_the_samples_hold_every_message_control_record_and_notice() -> None:
     assert {type(sample) for sample in SAMPLES} == set(MESSAGES)
+    assert len(MESSAGES) > 40
+    controls = {type(e.control) for s in SAMPLES if isinstance(s, m.Dispatch) for e in s.entries}
+    assert controls == {type(None), *get_args(Control)}
+    notices = {type(s.notice) for s in SAMPLES if isinstance(s, m.LaneFrame)}
+    assert notices == {type(None), *get_args(m.AnyNotice)}
+
+
+def test_an_output_keeps_its_bytes_and_its_order() -> None:
+    message = m.Publish("s", [StreamEntry(1, [OUTPUT, OUTPUT])])
+    assert through_the_wire(message) == [message]
 
 
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda s: type(s).__name__)

@@ -5,18 +5,19 @@ Not responsible for: sockets, disks and encodings (slice.py measures the whole p
 
     python -m tiercel.bench.core [--json] [--out DIR] [--profile router|instance]
 
-The router's figure has three parts: `produce` (append and dispatch), `outputs` (admit, log) and
-`durable` (acknowledge, publish). Goals: router below 3 us a tuple, instance below 6 us.
+A real router and real instances talk to each other in memory, and each machine's time is counted by
+the kind of event: for the router `Produce` (append and dispatch), `Outputs` (admit, log) and
+`Durable` (acknowledge, publish). Goals: router below 3 us a tuple, instance below 6 us.
 """
 
 from __future__ import annotations
 
 import cProfile
 import gc
-import itertools
 import pstats
 import random
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -27,12 +28,13 @@ from tiercel.core import messages as m
 from tiercel.core.effects import Effect, LoadCheckpoint, ReadLog, Send, Write
 from tiercel.core.events import CheckpointLoaded, Connected, Durable, Event, LogRead, Received
 from tiercel.core.instance import Instance
-from tiercel.core.records import Entry, Key, Output, Row
+from tiercel.core.records import Key, Row
 from tiercel.core.router import Router
 from tiercel.core.settings import Settings
 from tiercel.core.topology import Operator, Stream, Topology
 
 SITE = "cloud"
+CLIENT = "client"  # produces and subscribes
 INSTANCES = ("average@cloud#1", "average@cloud#2")
 OPERATOR = Operator("average", ("readings",), "averages", INSTANCES)
 TOPOLOGY = Topology({SITE: None}, {"averages": Stream("averages", SITE)}, {"average": OPERATOR})
@@ -112,111 +114,75 @@ def frames_of(size: int) -> list[list[Row]]:
     return [rows[i : i + size] for i in range(0, TUPLES, size)]
 
 
-# -- router -----------------------------------------------------------------------------------
+class Site:
+    """A router and its instances in memory: messages arrive at once, writes are durable at once."""
+
+    def __init__(self, instances: int) -> None:
+        names = INSTANCES[:instances]
+        operator = msgspec.structs.replace(OPERATOR, instances=names)
+        topology = msgspec.structs.replace(TOPOLOGY, operators={"average": operator})
+        self.published = 0
+        self.router = Timed(Router(SITE, topology, Settings(), 1, {}))
+        self.machines = {SITE: self.router}
+        for name in names:
+            self.machines[name] = Timed(Instance(name, operator, Border(), Settings(), 1))
+        self._waiting: deque[tuple[str, str, Event]] = deque()
+        for name in names:
+            self.give(SITE, "start", Connected(name))
+            self.give(name, "start", Connected(SITE))
+        self.give(SITE, "start", Connected(CLIENT))
+        self.give(SITE, "start", Received(CLIENT, m.Subscribe("averages", 0)))
+        for timed in self.machines.values():
+            timed.spent_ns.clear()
+
+    def give(self, name: str, kind: str, event: Event) -> None:
+        """Hand over an event, and go on until everyone is quiet."""
+        waiting = self._waiting
+        waiting.append((name, kind, event))
+        while waiting:
+            at, kind, event = waiting.popleft()
+            for effect in self.machines[at].take(kind, event):
+                self._perform(at, effect)
+
+    def _perform(self, at: str, effect: Effect) -> None:
+        match effect:
+            case Send(to=to, message=message):
+                if to in self.machines:
+                    self._waiting.append((to, type(message).__name__, Received(at, message)))
+                elif isinstance(message, m.Publish):
+                    self.published += sum(len(entry.outputs) for entry in message.entries)
+            case Write(seq=seq):
+                self._waiting.append((at, "Durable", Durable(seq)))
+            case ReadLog(inbox=inbox, reader=reader):
+                self._waiting.append((at, "LogRead", LogRead(inbox, reader, [])))
+            case LoadCheckpoint():
+                self._waiting.append((at, "start", CheckpointLoaded({})))
+            case _:
+                pass  # timers: the run is over before one is due
 
 
-def router_ready() -> Timed:
-    """A router with two live instances, a producer and a subscriber."""
-    timed = Timed(Router(SITE, TOPOLOGY, Settings(), 1, {}))
-    for peer in (*INSTANCES, "producer", "subscriber"):
-        _settle(timed, "start", Connected(peer))
-    for name in INSTANCES:
-        _settle(timed, "start", Received(name, m.Attach(name, 1)))
-        _settle(timed, "start", Received(name, m.Resume(name, 1, 0, {}, -1)))
-    _settle(timed, "start", Received("subscriber", m.Subscribe("averages", 0)))
-    return timed
-
-
-def _settle(timed: Timed, kind: str, event: Event) -> list[Send]:
-    """Performs writes at once and reads as empty; returns everything the machine said."""
-    said: list[Send] = []
-    waiting: list[tuple[str, Event]] = [(kind, event)]
-    while waiting:
-        for effect in timed.take(*waiting.pop(0)):
-            match effect:
-                case Send():
-                    said.append(effect)
-                case Write(seq=seq):
-                    waiting.append(("durable" if kind != "start" else kind, Durable(seq)))
-                case ReadLog(inbox=inbox, reader=reader):
-                    waiting.append((kind, LogRead(inbox, reader, [])))
-                case _:
-                    pass
-    return said
-
-
-def run_router(size: int) -> dict[str, float]:
-    """Microseconds per tuple by part; every produced tuple comes back as an output and is published."""
-    timed = router_ready()
-    timed.spent_ns.clear()
-    flushes = dict.fromkeys(INSTANCES, 0)
-    published = 0
+def run(machine: str, size: int) -> dict[str, float]:
+    """Microseconds per tuple by kind of event. One instance gets whole frames, two share them."""
+    site = Site(2 if machine == "router" else 1)
     for seq, rows in enumerate(frames_of(size), 1):
-        said = _settle(timed, "produce", Received("producer", m.Produce("producer", seq, "readings", rows)))
-        for sent in [s for s in said if isinstance(s.message, m.Dispatch)]:
-            flushes[sent.to] += 1
-            answer = _answer(sent.to, flushes[sent.to], sent.message.entries)
-            for told in _settle(timed, "outputs", Received(sent.to, answer)):
-                if isinstance(told.message, m.Publish):
-                    published += sum(len(e.outputs) for e in told.message.entries)
-    if published != TUPLES:
-        message = f"{published} outputs published of {TUPLES}: the machine was not driven as it should be"
+        site.give(SITE, "Produce", Received(CLIENT, m.Produce(CLIENT, seq, "readings", rows)))
+    if site.published != TUPLES:
+        message = (
+            f"{site.published} outputs published of {TUPLES}: the machines were not driven as they should be"
+        )
         raise AssertionError(message)
-    return {kind: ns / 1e3 / TUPLES for kind, ns in timed.spent_ns.items()}
-
-
-def _answer(instance: str, flush: int, entries: list[Entry]) -> m.Outputs:
-    outputs = [
-        Output(entry.offset, row[0], 1, n, row)
-        for entry in entries
-        for n, row in enumerate(itertools.chain.from_iterable(entry.parts.values()))
-    ]
-    return m.Outputs(instance, 1, flush, entries[-1].offset, outputs, [], -1, False)
-
-
-# -- instance ---------------------------------------------------------------------------------
-
-
-def instance_ready() -> Timed:
-    name = INSTANCES[0]
-    timed = Timed(Instance(name, OPERATOR, Border(), Settings(), 1))
-    timed.take("start", Connected(SITE))
-    reply = m.AttachReply(1, 0, 0, [(1, 0)], [], [])
-    effects = timed.take("start", Received(SITE, reply))
-    assert any(isinstance(e, LoadCheckpoint) for e in effects)
-    timed.take("start", CheckpointLoaded({}))
-    return timed
-
-
-def run_instance(size: int) -> dict[str, float]:
-    """Microseconds per tuple; frames as the router makes them, one entry each."""
-    timed = instance_ready()
-    timed.spent_ns.clear()
-    made = 0
-    flush = 1
-    for offset, rows in enumerate(frames_of(size), 1):
-        dispatch = m.Dispatch([Entry(offset, int(timed.clock_ms), {INSTANCES[0]: rows})])
-        for effect in timed.take("dispatch", Received(SITE, dispatch)):
-            if isinstance(effect, Send) and isinstance(effect.message, m.Outputs):
-                made += len(effect.message.outputs)
-                flush = effect.message.flush
-        timed.take("confirmed", Received(SITE, m.Confirmed(flush, offset)))
-    if made != TUPLES:
-        message = f"{made} outputs of {TUPLES} tuples: the machine was not driven as it should be"
-        raise AssertionError(message)
+    timed = site.router if machine == "router" else site.machines[INSTANCES[0]]
     return {kind: ns / 1e3 / TUPLES for kind, ns in timed.spent_ns.items()}
 
 
 # -- telling ----------------------------------------------------------------------------------
-
-RUNS: dict[str, Callable[[int], dict[str, float]]] = {"router": run_router, "instance": run_instance}
 
 
 def measure(machine: str, size: int) -> Line:
     runs = []
     for _ in range(REPEATS):
         gc.collect()
-        runs.append(RUNS[machine](size))
+        runs.append(run(machine, size))
     best = min(runs, key=lambda parts: sum(parts.values()))
     total = sum(best.values())
     return {
@@ -232,18 +198,18 @@ def measure(machine: str, size: int) -> Line:
 def profile(machine: str) -> None:
     for size in (500, 10):
         profiler = cProfile.Profile()
-        profiler.runcall(RUNS[machine], size)
+        profiler.runcall(run, machine, size)
         pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(22)
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--profile", choices=sorted(RUNS), help="print where the time goes, and end")
+    parser.add_argument("--profile", choices=sorted(GOALS_US), help="print where the time goes, and end")
     given = parser.parse_args()
     if given.profile:
         profile(given.profile)
         return
-    lines = [measure(machine, size) for machine in RUNS for size in (500, 10)]
+    lines = [measure(machine, size) for machine in GOALS_US for size in (500, 10)]
     settings = msgspec.to_builtins(Settings()) | {"keys": KEYS, "tuples": TUPLES, "repeats": REPEATS}
     tell("core", lines, settings, given)
 

@@ -18,7 +18,7 @@ from tiercel.core import messages as m
 from tiercel.core.destination import DestinationMove, Marks
 from tiercel.core.destination import Phase as DestinationPhase
 from tiercel.core.effects import StorageKey
-from tiercel.core.records import OWN, SHADOW, Adopt, KeyImage, KeySet, Position, TableUpdate
+from tiercel.core.records import OWN, SHADOW, Adopt, KeyImage, KeySet, Output, Position, TableUpdate
 from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
 from tiercel.core.topology import site_of
@@ -42,6 +42,8 @@ class ArrivalImage(msgspec.Struct, frozen=True):
     own_watermark_ms: int
     floors: dict[bytes, int]
     at: dict[bytes, Position]
+    kept: list[tuple[int, Output]]  # outputs that are not yet allowed out: nobody would make them again
+    kept_dead: list[tuple[int, Output]]
 
 
 class Cursor(msgspec.Struct, frozen=True):
@@ -182,6 +184,8 @@ class Checkpointer:
             arriving.marks.own_ms,
             dict(arriving.floor_wm),
             dict(arriving.at),
+            list(arriving.kept),
+            list(arriving.kept_dead),
         )
 
     def try_store(self, step: Step) -> None:
@@ -210,7 +214,7 @@ class Checkpointer:
         moves = {a.move: a.position for a in cursor.arrivals}
         step.send(instance.router, m.Checkpointed(instance.name, instance.life, cursor.applied, moves))
         for message in taken.followers:
-            step.send(instance.router, message)
+            instance.tell(step, message)
         for image in cursor.arrivals:
             arriving = instance.arriving.get(image.move)
             if arriving is not None:
@@ -230,9 +234,9 @@ class Checkpointer:
         ):
             if arriving.phase is DestinationPhase.IN_STEP:
                 arriving.phase = DestinationPhase.VOTED
-            step.send(instance.router, m.Ready(arriving.move, instance.life, arriving.digests or {}))
+            instance.tell(step, m.Ready(arriving.move, instance.life, arriving.digests or {}))
         if arriving.may_settle(position):
-            step.send(instance.router, m.Settled(arriving.move))
+            instance.tell(step, m.Settled(arriving.move))
 
 
 def load(instance: Instance, items: dict[StorageKey, Any], start: int) -> None:
@@ -272,6 +276,7 @@ def _load_arrival(instance: Instance, image: ArrivalImage) -> DestinationMove:
     arriving.position = tuple(image.position)  # type: ignore[assignment]
     arriving.marks = Marks(image.shadow_watermark_ms, image.own_watermark_ms)
     arriving.floor_wm = dict(image.floors)
+    arriving.kept, arriving.kept_dead = list(image.kept), list(image.kept_dead)
     arriving.at = {k: (p[0], p[1]) for k, p in image.at.items()}
     arriving.adopt, arriving.adopted_at = image.adopt, image.adopted_at
     arriving.owned = image.adopt is not None

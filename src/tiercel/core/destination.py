@@ -166,7 +166,7 @@ class DestinationMove:
             self.phase = Phase.ADOPTED
         else:
             self.phase = Phase.IN_STEP
-        step.send(self.instance.router, m.Installed(self.move))
+        self.instance.tell(step, m.Installed(self.move))
         self._go_on(step)
 
     # -- rows come in ------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Feed:
         self.read_max = read_max
         self.phase = Phase.DETACHED
         self.life = 0
+        self.session = 0
         self.cursor = 0  # everything up to here was sent or did not concern it (while not LIVE)
         self.applied = 0  # its own position when it resumed: nothing at or below is sent again
         self.move_positions: dict[str, Position] = {}
@@ -58,11 +59,11 @@ class Feed:
         self._inflight.clear()
         self._inflight_rows = 0
 
-    def attach(self, life: int) -> None:
+    def attach(self, life: int, session: int) -> None:
         self.detach()
         if life != self.life:
             self.flush_no = 0
-        self.life = life
+        self.life, self.session = life, session
         self.phase = Phase.FENCED
 
     def resume(self, applied: int, moves: dict[str, Position], trimmed: int) -> None:

@@ -76,6 +76,7 @@ class Instance:
         self.checkpointer = Checkpointer(self)
         self.reset()
         self.loaded = False
+        self.session = 0
         self.halting = ""
         self._reply: m.AttachReply | None = None
 
@@ -129,7 +130,8 @@ class Instance:
     def _on_connected(self, step: Step, peer: str) -> None:
         if peer == self.router:
             self.phase = Phase.ATTACHING
-            step.send(self.router, m.Attach(self.name, self.life))
+            self.session += 1
+            step.send(self.router, m.Attach(self.name, self.life, self.session))
         for leaving in self.leaving.values():
             if leaving.destination == peer:
                 leaving.resend(step)
@@ -162,7 +164,7 @@ class Instance:
                     args = (message.move, message.keys, message.source, message.strategy, message.epochs)
                     self.arriving[move] = DestinationMove(self, *args)
                 if move in self.arriving:
-                    step.send(self.router, m.Prepared(move, self.watermark_ms))
+                    self.tell(step, m.Prepared(move, self.watermark_ms))
                     self._fetch_later(step, self.arriving[move])
             case m.Capture():
                 if leaving is None:
@@ -297,7 +299,7 @@ class Instance:
                     self._fire_due(value, entry)
                 self._control_to_moves(step, entry)
             case Compare(move=move) if move in self.leaving:
-                step.send(self.router, m.Digests(move, self.leaving[move].digests()))
+                self.tell(step, m.Digests(move, self.leaving[move].digests()))
             case Adopt() as adopt:
                 self._on_adopt(step, adopt, entry.offset)
             case Done(move=move) if move in self.arriving:
@@ -376,12 +378,18 @@ class Instance:
             ),
         )
 
+    def tell(self, step: Step, message: m.Message) -> None:
+        """To our router, about a move; a router listens only to the latest life of an instance."""
+        step.send(self.router, m.Said(self.name, self.life, message))
+
     def _any_timers(self) -> bool:
         return self.space.has_timers or any(a.space.has_timers for a in self.arriving.values())
 
     # -- attach, load, resume ----------------------------------------------------------------
 
     def _on_confirmed(self, step: Step, message: m.Confirmed) -> None:
+        if message.life != self.life:
+            return
         self.confirmed = max(self.confirmed, message.flush)
         self.durable = max(self.durable, message.durable)
         self.checkpointer.try_store(step)
@@ -389,6 +397,8 @@ class Instance:
             leaving.pump(step)
 
     def _on_attach_reply(self, step: Step, reply: m.AttachReply) -> None:
+        if (reply.life, reply.session) != (self.life, self.session):
+            return
         self._reply = reply
         ahead = any(inc > self.incarnation and self.applied > end for inc, end in reply.ends)
         lost = self.confirmed < self.flushes and (
@@ -398,7 +408,7 @@ class Instance:
             self._resume(step)
         else:  # what we said may be lost, or what we know the log has forgotten: begin at the checkpoint
             for move in self.leaving:
-                step.send(self.router, m.Refused(move, "the source fell back to its checkpoint"))
+                self.tell(step, m.Refused(move, "the source fell back to its checkpoint"))
             flushes = self.flushes
             self.reset()
             self.flushes = flushes
@@ -420,7 +430,7 @@ class Instance:
         self._take_roles(step, reply)
         self.phase = Phase.RUNNING
         positions = {move: a.position for move, a in self.arriving.items()}
-        step.send(self.router, m.Resume(self.name, self.life, self.applied, positions, self.watermark_ms))
+        step.send(self.router, m.Resume(self.name, self.life, self.session, self.applied, positions, self.watermark_ms))
         self.flush(step)
 
     def _take_roles(self, step: Step, reply: m.AttachReply) -> None:
@@ -443,7 +453,7 @@ class Instance:
             if role.emit_from is not None and arriving.emit_from is None:
                 arriving.on_emit_from(step, role.emit_from)
             if arriving.complete:
-                step.send(self.router, m.Installed(role.move))
+                self.tell(step, m.Installed(role.move))
             self._fetch_later(step, arriving)
         decided = {role.move for role in reply.departures}
         for move in [mv for mv, lv in self.leaving.items() if mv not in decided and lv.cut is not None]:

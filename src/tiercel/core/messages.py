@@ -95,6 +95,7 @@ class Attach(Message, frozen=True):
 
     instance: str
     life: int
+    session: int  # counts the connections of this life
 
 
 class ArrivalRole(msgspec.Struct, frozen=True):
@@ -126,6 +127,8 @@ class DepartureRole(msgspec.Struct, frozen=True):
 class AttachReply(Message, frozen=True):
     """Before any replay: which log this is, how far it reached, and the moves that concern you."""
 
+    life: int
+    session: int  # an answer to an older connection's Attach is not for us
     incarnation: int
     start: int  # where an instance without a checkpoint begins
     flush: int  # the last flush of this life that was admitted
@@ -139,6 +142,7 @@ class Resume(Message, frozen=True):
 
     instance: str
     life: int
+    session: int
     applied: int
     moves: dict[str, Position]
     watermark_ms: int
@@ -157,6 +161,7 @@ class Dispatch(Message, frozen=True):
 class Confirmed(Message, frozen=True):
     """This flush of outputs, and the inbox up to `durable`, are durable."""
 
+    life: int
     flush: int
     durable: int
 
@@ -485,6 +490,14 @@ class Forgotten(Message, frozen=True):
     """The source's checkpoint no longer has the keys."""
 
     move: str
+
+
+class Said(Message, frozen=True):
+    """What an instance says to its router about a move, with the life that says it."""
+
+    instance: str
+    life: int
+    message: Message
 
 
 class Halt(Message, frozen=True):

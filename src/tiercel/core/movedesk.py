@@ -243,7 +243,7 @@ class MoveDesk(Traffic):
             feed = inbox.feeds[message.instance] = Feed(
                 message.instance, settings.dispatch_rows_max, settings.read_entries_max
             )
-        feed.attach(message.life)
+        feed.attach(message.life, message.session)
         if reader is None:
             reader = Reader(0, inbox.offset, {})  # a newcomer owns nothing that is in the log
         if message.life > last_life:
@@ -261,8 +261,7 @@ class MoveDesk(Traffic):
         if message.life == last_life:  # same process, new connection: it still has what is not durable
             arrivals = [a.role() for a in self.arrivals.values() if a.destination == message.instance]
         departures = [r for d in self.departures.values() if d.source == message.instance and (r := d.role())]
-        reply = m.AttachReply(
-            self.incarnation, reader.applied, feed.flush_no, inbox.ends, arrivals, departures
+        reply = m.AttachReply(message.life, message.session, self.incarnation, reader.applied, feed.flush_no, inbox.ends, arrivals, departures
         )
         step.send_durable(message.instance, reply)
 
@@ -282,7 +281,9 @@ class MoveDesk(Traffic):
     def on_resume(self, step: Step, message: m.Resume) -> None:
         inbox = self.inboxes[operator_of(message.instance)]
         feed = inbox.feeds.get(message.instance)
-        if feed is None or feed.life != message.life or feed.phase is not FeedPhase.FENCED:
+        if feed is None or feed.life != message.life or feed.session != message.session:
+            return
+        if feed.phase is not FeedPhase.FENCED:
             return
         moves = dict(message.moves)
         for arrival in list(self.arrivals.values()):

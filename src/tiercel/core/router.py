@@ -31,7 +31,7 @@ from tiercel.core.movedesk import MoveDesk
 from tiercel.core.recovery import recover_router
 from tiercel.core.settings import Settings
 from tiercel.core.step import Step
-from tiercel.core.topology import Topology
+from tiercel.core.topology import Topology, operator_of
 
 
 class Router(MoveDesk):
@@ -112,6 +112,10 @@ class Router(MoveDesk):
                 self.on_attach(step, message)
             case m.Resume():
                 self.on_resume(step, message)
+            case m.Said():
+                feed = self.inboxes[operator_of(message.instance)].feeds.get(message.instance)
+                if feed is not None and feed.life == message.life:
+                    self.on_move_message(step, message.instance, message.message)
             case m.Retirement():
                 self.retire(step, message.instance)
             case _:

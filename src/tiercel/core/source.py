@@ -59,7 +59,7 @@ class SourceMove:
         instance = self.instance
         self.queue = instance.space.members(self.keys.slots, self.keys.keys)
         self.queue.reverse()
-        step.send(instance.router, m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms))
+        instance.tell(step, m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms))
         step.timer(f"capture|{self.move}", step.now_ms)
 
     def capture_some(self, step: Step) -> None:
@@ -81,7 +81,7 @@ class SourceMove:
             step.timer(f"capture|{self.move}", step.now_ms + 0.5)
         else:
             self.phase = Phase.CAPTURED
-            step.send(self.instance.router, m.Captured(self.move))
+            self.instance.tell(step, m.Captured(self.move))
         self.pump(step)
 
     def capture(self, key: Key) -> KeyImage:
@@ -148,7 +148,7 @@ class SourceMove:
             self.stop_at(min(instance.applied, self.flip_offset))
         instance.flush(step)
         assert self.cut is not None
-        step.send(instance.router, m.Cut(self.move, self.cut))
+        instance.tell(step, m.Cut(self.move, self.cut))
 
     def capture_all(self, step: Step) -> None:
         """Flip first: the keys are as they were at the flip, and stay so."""
@@ -166,7 +166,7 @@ class SourceMove:
             self.add_chunk(images)
         self.stop_at(self.flip_offset)
         instance.flush(step)
-        step.send(instance.router, m.Cut(self.move, self.flip_offset))
+        instance.tell(step, m.Cut(self.move, self.flip_offset))
         self.pump(step)
 
     def stop_at(self, offset: int) -> None:

@@ -121,7 +121,7 @@ class Traffic(Site):
                 ]
                 self.emit_dead(step, inbox.name, dead)
         feed.flush_no = message.flush
-        step.send_durable(message.instance, m.Confirmed(message.flush, inbox.offset))
+        step.send_durable(message.instance, m.Confirmed(message.life, message.flush, inbox.offset))
         feed.processed(message.through)
         feed.watermark_ms = max(feed.watermark_ms, message.watermark_ms)
         feed.timers = message.timers

@@ -29,7 +29,16 @@ MESSAGES: tuple[type[m.Message], ...] = tuple(
 
 CAN_LINGER = frozenset((m.Confirmed, m.ProducerMark))  # receipts: no tuple waits for one of these
 
-AnyMessage: Any = functools.reduce(operator.or_, MESSAGES)  # a union that is made of the module's classes
+
+class _Said(m.Message, frozen=True, tag="Said"):
+    """`Said` holds any message: its inside is decoded in a second step."""
+
+    instance: str
+    life: int
+    message: msgspec.Raw
+
+
+AnyMessage: Any = functools.reduce(operator.or_, [_Said if kind is m.Said else kind for kind in MESSAGES])
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[m.Message] = msgspec.msgpack.Decoder(AnyMessage)
@@ -54,7 +63,10 @@ def encode_frame(message: m.Message) -> bytes:
 def decode_message(body: bytes | memoryview) -> m.Message:
     """The message of one frame."""
     try:
-        return _decoder.decode(body)
+        message = _decoder.decode(body)
+        if type(message) is _Said:
+            return m.Said(message.instance, message.life, _decoder.decode(message.message))
+        return message
     except (msgspec.DecodeError, RecursionError) as error:
         reason = f"{len(body)} bytes are no message: {error}"
         raise MalformedFrame(reason) from error

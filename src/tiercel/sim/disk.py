@@ -168,6 +168,12 @@ class Disk:
         self._show(dict(self._durable))
         self._check_looks(self._visible.values())
 
+    def adopt(self, content: dict[StorageKey, Any]) -> None:
+        """Replace everything by a copy of another place's durable content."""
+        self.crash(lose_unsynced=True)
+        self._durable = dict(content)
+        self._show(dict(content))
+
     def fork(self) -> Disk:
         """Split off a copy that takes over the batches under way, with their callbacks.
 

@@ -142,6 +142,8 @@ class Life:
                     answer = LogRead(effect.inbox, effect.reader, found)
                     world.call_after(self.disk.read_ms, self.take, answer)
                 case LoadCheckpoint():
+                    if not self.zombie:
+                        self._process.take_over_newest()
                     loaded = CheckpointLoaded(self.disk.copy_durable())
                     world.call_after(self.disk.read_ms, self.take, loaded)
                 case Note():
@@ -257,6 +259,7 @@ class Process:
         self.incarnation = 0  # of the latest life; grows by one at each start
         self.life: Life | None = None
         self.zombies: list[Life] = []
+        self.left_behind: list[Disk] = []  # where zombies went on writing
         self._stopped = False
 
     @property
@@ -324,12 +327,26 @@ class Process:
         self.world.trace("zombie", self.name, self.incarnation, for_ms)
         life.zombie = True
         life.disk = self.disk.fork()
+        self.left_behind.append(life.disk)
         self.network.disown(life.endpoint)
         self.disk.crash(lose_unsynced=True)
         self.zombies.append(life)
         self.world.call_after(for_ms, self._end_zombie, life)
         self.life = None
         self.start()
+
+    def take_over_newest(self) -> None:
+        """A zombie may have stored a checkpoint before it was fenced; the successor copies the newest."""
+
+        def reach(content: dict[StorageKey, Any]) -> int:
+            cursor = content.get(("cursor",))
+            return -1 if cursor is None else int(cursor.applied)
+
+        for disk in self.left_behind:
+            content = disk.copy_durable()
+            if reach(content) > reach(self.disk.copy_durable()):
+                self.disk.adopt(content)
+        self.left_behind = []
 
     def _start_if_down(self) -> None:
         if self.life is None and not self._stopped:

@@ -53,7 +53,7 @@ def steps_of(event: Event, effects: Sequence[Effect]) -> list[tuple[str, str]]:
                 for e in entries
                 if isinstance(e.control, Begin | Compare | Abort | Flip | Adopt | Done)
             ]
-        case Received(message=message):
+        case Received(message=m.Said(message=message)) | Received(message=message):
             move = getattr(message, "move", None)
             return [(move, type(message).__name__)] if move else []
         case TimerFired(name=name) if name.startswith("capture|"):
