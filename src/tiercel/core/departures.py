@@ -300,10 +300,8 @@ class Departure:
         if self.source_digests is None or self.vote is None or self.inbox.mutant == "digests-not-compared":
             return None
         theirs = self.vote.digests
-        for key in sorted(set(self.source_digests) | set(theirs)):
-            if self.source_digests.get(key) != theirs.get(key):
-                return key
-        return None
+        both = self.source_digests.keys() & theirs.keys()  # keys that both processed after the capture
+        return next((key for key in sorted(both) if self.source_digests[key] != theirs[key]), None)
 
     # -- the decision ------------------------------------------------------------------------
 

@@ -309,7 +309,6 @@ class DestinationMove:
             self.kept = [(s, o) for s, o in self.kept if s == OWN or o.offset > bound]
             self.kept_dead = [(s, o) for s, o in self.kept_dead if s == OWN or o.offset > bound]
             self._go_on(step)
-        self.flush(step)
 
     def flush(self, step: Step) -> None:
         """Send what may go out; entries in order, so that each key's outputs are in order."""

@@ -191,6 +191,7 @@ class Instance:
                 self.leaving[move].on_flip(step)
             case m.EmitFrom() if arriving is not None:
                 arriving.on_emit_from(step, message.offset)
+                self.flush(step)
                 self.checkpointer.soon(step)
             case m.EmittedThrough() if arriving is not None:
                 arriving.on_emitted_through(message.offset)
@@ -205,8 +206,11 @@ class Instance:
                 pass  # a letter about a move that has ended here
 
     def _forget(self, step: Step, move: str) -> None:
-        leaving = self.leaving.pop(move, None)
+        leaving = self.leaving.get(move)
         if leaving is not None:
+            if self.applied < leaving.flip_offset:
+                return  # a replay still meets rows of these keys; it is said again
+            del self.leaving[move]
             self.space.dirty.update(leaving.retained)
         self.checkpointer.after_next(m.Forgotten(move))
         self.checkpointer.soon(step)
@@ -264,9 +268,9 @@ class Instance:
             space.touched(key, state, new_timers)
 
     def _not_cut(self, rows: list[Row], offset: int) -> list[Row]:
-        """Without the rows of moves that were cut before these (an overloaded source let go early)."""
+        """Without the rows of moves that were cut before these: they are not ours to process any more."""
         for leaving in self.leaving.values():
-            if leaving.skips(offset) and offset <= leaving.begin_offset:
+            if leaving.skips(offset):
                 rows = [r for r in rows if not leaving.has(r[0])]
         return rows
 
@@ -274,18 +278,13 @@ class Instance:
         arriving = self.arriving.get(move)
         if arriving is not None and arriving.adopted_at >= 0:
             arriving.feed(step, (OWN, entry.offset), entry.time_ms, rows, None)
-            return
-        if entry.offset <= self.applied:
-            return
-        leaving = self.leaving.get(move)
-        if leaving is None:
-            self._call_all(rows, entry)
-        elif not leaving.skips(entry.offset):
-            leaving.touched.update(
-                r[0] for r in rows if r[0] in leaving.captured_at or leaving.phase is SourcePhase.CAPTURED
-            )
-            leaving.touched.update(r[0] for r in rows if r[0] not in leaving.captured_at)
-            self._call_all(rows, entry)
+        elif entry.offset > self.applied:
+            rows = self._not_cut(rows, entry.offset)
+            leaving = self.leaving.get(move)
+            if leaving is not None:
+                leaving.touched.update(r[0] for r in rows)
+            if rows:
+                self._call_all(rows, entry)
 
     def _on_control(self, step: Step, entry: Entry) -> None:
         match entry.control:

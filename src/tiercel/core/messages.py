@@ -287,7 +287,7 @@ class LaneFrame(Message, frozen=True):
 
 
 class LaneReceipt(Message, frozen=True):
-    """`taken`: durable here, maybe on their way to a newer owner. `settled`: in the log of their owner."""
+    """`taken`: more may be sent. `settled`: every row is in the log of its owner, wherever that is."""
 
     inbox: str
     taken: list[int]

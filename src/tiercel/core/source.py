@@ -181,4 +181,5 @@ class SourceMove:
             self.retained = {}
 
     def skips(self, offset: int) -> bool:
-        return self.cut is not None and offset > self.cut
+        """Whether rows of these keys at this offset belong to the destination."""
+        return self.cut is not None and self.cut < offset <= self.flip_offset

@@ -226,21 +226,31 @@ class Traffic(Site):
         """Acknowledge every frame whose rows are all where they belong."""
         for frame_id, inbound in list(self.inbound.items()):
             sender, inbox, n = frame_id
-            if inbound.held or frame_id not in self.inbound:
+            if frame_id not in self.inbound:
                 continue
-            if inbound.forwarded:
-                if not inbound.taken:
-                    inbound.taken = True
-                    if sender[0] == "~":
-                        step.send_durable(sender[1:], m.MobileReceipt(sender[1:], [n]))
-                    elif sender != self.site:
-                        step.send_durable(sender, m.LaneReceipt(inbox, [n], []))
+            if inbound.held or inbound.forwarded:
+                self.take(step, inbound)
                 continue
             del self.inbound[frame_id]
             if sender[0] == "~":
                 step.send_durable(sender[1:], m.MobileReceipt(sender[1:], [n]))
             else:
                 self.receipt(step, sender, inbox, n)
+
+    def take(self, step: Step, inbound: Inbound) -> None:
+        """Open the sender's window: what would close a gap may come behind what is held."""
+        sender, inbox, n = inbound.id
+        if inbound.taken or (inbound.held and self.held_rows() > self.settings.held_rows_max):
+            return
+        inbound.taken = True
+        if sender[0] == "~":
+            if not inbound.held:
+                step.send_durable(sender[1:], m.MobileReceipt(sender[1:], [n]))
+        elif sender != self.site:
+            step.send(sender, m.LaneReceipt(inbox, [n], []))
+
+    def held_rows(self) -> int:
+        return sum(len(of_origin) for inbox in self.inboxes.values() for of_origin in inbox.held.values())
 
     def receipt(self, step: Step, sender: str, inbox: str, n: int) -> None:
         if sender == self.site:

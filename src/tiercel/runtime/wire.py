@@ -134,8 +134,10 @@ def merged(earlier: m.Message, later: m.Message) -> m.Message | None:
             return m.Dispatch(earlier.entries + later.entries)
         case m.Publish(), m.Publish() if earlier.stream == later.stream:
             return m.Publish(earlier.stream, earlier.entries + later.entries)
-        case m.Confirmed(), m.Confirmed():
-            return m.Confirmed(max(earlier.flush, later.flush), max(earlier.durable, later.durable))
+        case m.Confirmed(), m.Confirmed() if earlier.life == later.life:
+            return m.Confirmed(
+                later.life, max(earlier.flush, later.flush), max(earlier.durable, later.durable)
+            )
         case m.ProducerMark(), m.ProducerMark() if earlier.producer == later.producer:
             return later
         case _:

@@ -75,7 +75,7 @@ class Summary(msgspec.Struct):
 
 def scenario_of(seed: int, options: Options) -> Scenario:
     """The scenario of a seed in a campaign; its crash points are those of the strategies asked for."""
-    points = [tuple(point) for point in CRASH_POINTS if point.strategy in options.strategies]
+    points: list[tuple[str, str, str, bool]] = [p for p in CRASH_POINTS if p.strategy in options.strategies]
     return draw(seed, options, points=points)
 
 
@@ -148,11 +148,11 @@ def stream(work: Callable[[Task], Outcome], tasks: Iterable[Task], jobs: int) ->
     if jobs <= 1:
         yield from map(work, tasks)
         return
-    chunks = iter(lambda it=iter(tasks): list(itertools.islice(it, CHUNK)), [])  # type: ignore[misc]
+    left = iter(tasks)
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     waiting: deque[Future[list[Outcome]]] = deque()
     try:
-        for chunk in chunks:
+        while chunk := list(itertools.islice(left, CHUNK)):
             waiting.append(pool.submit(_work_chunk, work, chunk))
             if len(waiting) > jobs * AHEAD:
                 yield from waiting.popleft().result()

@@ -192,11 +192,11 @@ class Deployment:
             if isinstance(effect, Send) and isinstance(effect.message, m.MoveOutputs):
                 move = effect.message.move
                 wanted = self.moves.get(move)
-                source = self.processes[wanted.source].machine if wanted is not None else None
-                if isinstance(source, Instance) and source.phase.value == "running":
-                    leaving = source.leaving.get(move)
-                    if leaving is not None and leaving.cut is None:
-                        self.owner_breaches.append(f"{process.name} emits for {move} while {source.name} has not stopped")
+                origin = self.router(site_of(wanted.source)) if wanted is not None else None
+                departure = origin.departures.get(move) if origin is not None else None
+                if departure is not None and departure.record.cut < 0:
+                    text = f"{process.name} emits for {move} before {departure.source} was cut"
+                    self.owner_breaches.append(text)
 
     # -- acting ------------------------------------------------------------------------------
 

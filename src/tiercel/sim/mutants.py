@@ -33,8 +33,8 @@ MUTANTS: dict[str, str] = {
     "the rule: rows of one source keep their order",
     "emit-before-arrival": "the destination emits before the source's last outputs have arrived; "
     "the rule: outputs of a key are in order across sites",
-    "emit-filter-off-by-one": "the destination emits for the cut itself; the rule: it emits strictly behind the cut",
-    "emits-before-cut": "the destination emits as soon as it has adopted the keys; the rule: one owner at a time",
+    "emit-filter-off-by-one": "the destination emits for the cut itself; the rule: behind it only",
+    "emits-before-cut": "the destination emits once it has adopted the keys; the rule: one owner at a time",
     "epoch-not-compared": "a row is sent on also by a router that knows no newer owner; "
     "the rule: rows travel towards newer epochs only",
     "flip-ignores-watermark": "a move flips before the source has reached the destination's watermark; "
@@ -43,10 +43,10 @@ MUTANTS: dict[str, str] = {
     "the rule: they wait for those that are still on the way round",
     "log-trimmed-too-early": "the log is trimmed at what was processed; the rule: at what was checkpointed",
     "marks-not-moved": "the marks of a key's sources do not travel with it; the rule: each row counts once",
-    "move-marks-ignored": "outputs of keys on the move are admitted again; the rule: each output appears once",
+    "move-marks-ignored": "outputs of keys on the move are admitted twice; the rule: once",
     "overlapping-moves-accepted": "a router takes a move whose keys another one holds; "
     "the rule: two moves at once share no key",
-    "producer-dedup-lost": "a frame that a producer sends again is taken again; the rule: each frame counts once",
+    "producer-dedup-lost": "a frame that a producer sends again counts again; the rule: once",
     "rollback-skipped": "an instance ahead of the log it resumes from goes on; "
     "the rule: it falls back to its checkpoint",
     "source-forgets-early": "the source drops the keys at the cut; "
@@ -57,7 +57,7 @@ MUTANTS: dict[str, str] = {
     "timers-not-moved": "a key arrives without its timers; the rule: timers are part of the state",
     "watermark-overtakes": "a router promises a watermark while older rows are in its lanes; "
     "the rule: a watermark does not overtake rows",
-    "zombie-not-fenced": "messages of an older life are taken; the rule: a life ends when its successor attaches",
+    "zombie-not-fenced": "messages of an older life are taken; the rule: a successor ends it",
 }
 
 

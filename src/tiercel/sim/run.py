@@ -12,6 +12,7 @@ import msgspec
 
 from tiercel.control.controller import Controller
 from tiercel.core.feed import Phase as FeedPhase
+from tiercel.core.instance import Instance, Phase
 from tiercel.core.router import Router
 from tiercel.sim.checkers import Violation, check
 from tiercel.sim.clients import ScriptedMobile, ScriptedProducer
@@ -88,6 +89,10 @@ def unrest(deployment: Deployment) -> str:
             return f"{name} has rows that are not acknowledged"
         if isinstance(machine, Controller) and (machine.active or machine.scales):
             return f"moves are active: {[(t.move, t.state) for t in machine.active]}"
+        if isinstance(machine, Instance):
+            reason = _unrest_of_instance(machine, deployment.router(machine.router))
+            if reason:
+                return f"{name} {reason}"
         if isinstance(machine, Router):
             reason = _unrest_of_router(machine)
             if reason:
@@ -114,4 +119,13 @@ def _unrest_of_router(router: Router) -> str:
             feed = inbox.feeds.get(instance)
             if feed is None or feed.phase is not FeedPhase.LIVE or not feed.idle:
                 return f"{instance} has not caught up ({feed.phase.value if feed else 'never attached'})"
+    return ""
+
+
+def _unrest_of_instance(instance: Instance, router: Router | None) -> str:
+    feed = router.inboxes[instance.operator.name].feeds.get(instance.name) if router is not None else None
+    if feed is None or (feed.life, feed.session) != (instance.life, instance.session):
+        return "is not attached"
+    if instance.phase is not Phase.RUNNING or instance.applied < feed.last_sent:
+        return "has not processed what it was sent"
     return ""

@@ -187,15 +187,17 @@ def _of_script(script: Traffic | Journey, where: str) -> str:
     rows = sum(map(len, script.frames))
     keys = sorted({row[0].decode(errors="replace") for frame in script.frames for row in frame})
     return (
-        f"producer {script.name} {where}: {len(script.frames)} frames, {rows} rows, from {script.start_ms:.1f} ms "
-        f"every {script.gap_ms:.1f} ms, keys {' '.join(keys)}"
+        f"producer {script.name} {where}: {len(script.frames)} frames, {rows} rows, "
+        f"from {script.start_ms:.1f} ms every {script.gap_ms:.1f} ms, keys {' '.join(keys)}"
     )
 
 
 def _of_action(action: Action) -> str:
     at = f"{action.at_ms:8.1f} ms  "
     if action.kind == "move":
-        which = f"slots {_numbers(action.slots)}" if action.slots else f"keys {b' '.join(action.keys).decode()}"
+        which = (
+            f"slots {_numbers(action.slots)}" if action.slots else f"keys {b' '.join(action.keys).decode()}"
+        )
         return f"{at}move {which} of {action.target} to {action.other} ({action.strategy})"
     if action.kind == "scale":
         return f"{at}scale {action.target} to {action.other} ({action.strategy or 'live'})"

@@ -1,0 +1,357 @@
+"""`tiercel sim`: seeds, crash points, mutants, the large scenario, and the replay of one seed.
+
+Responsible for: checking what was asked for, progress on stderr, results on stdout, exit codes.
+Not responsible for: the runs (sim/campaign.py and its neighbours).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tiercel.core.faults import InvalidRequest
+from tiercel.core.strategies import STRATEGIES
+from tiercel.errors import UserError
+from tiercel.sim import checkers
+from tiercel.sim.campaign import (
+    Failure,
+    Summary,
+    jobs_available,
+    run_points,
+    run_seed,
+    run_seeds,
+    scenario_of,
+)
+from tiercel.sim.deployment import Deployment
+from tiercel.sim.large import Report, run_large
+from tiercel.sim.mutants import MUTANTS, check_names, hunt
+from tiercel.sim.points import CRASH_POINTS
+from tiercel.sim.run import Result, run
+from tiercel.sim.scenario import FAULTS, Options
+from tiercel.sim.shrink import render, shrink
+
+SEED_MAX = 2**31
+SHRUNK_MAX = 2  # failing seeds that are shortened; each takes some seconds
+SHOWN_MAX = 10  # violations that are printed; the first ones tell most
+LISTS = ("strategies", "faults", "checkers", "mutants", "points")
+
+errors = Console(stderr=True)
+
+
+def sim(
+    seeds: Annotated[int, typer.Option(help="How many seeds to run.")] = 200,
+    first: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Run this seed alone.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="With --seed: print the run's story.")] = False,
+    strategy: Annotated[str, typer.Option(help="Strategies, comma-separated.")] = ",".join(STRATEGIES),
+    faults: Annotated[str, typer.Option(help="Faults, comma-separated; all, none.")] = "all",
+    jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
+    points: Annotated[bool, typer.Option("--points", help="Die at every step of every protocol.")] = False,
+    mutants: Annotated[bool, typer.Option("--mutants", help="Plant bugs; all must be noticed.")] = False,
+    mutant: Annotated[str | None, typer.Option(help="One planted bug.")] = None,
+    large: Annotated[bool, typer.Option("--large", help="50 sites, 20,000 keys, 200 moves.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    list_: Annotated[str | None, typer.Option("--list", help=f"List {', '.join(LISTS)}.")] = None,
+) -> None:
+    """Simulate deployments with moves and faults, and check every promise in each run.
+
+    A run is a function of its seed: a seed that fails, fails again.
+
+    Examples:
+      tiercel sim --seeds 5000
+
+      tiercel sim --seeds 500 --strategy live --faults crash,step
+
+      tiercel sim --seed 42 --trace
+
+      tiercel sim --mutants --mutant timers-not-moved
+    """
+    _check_number("--seeds", seeds, 1, 10_000_000)
+    _check_number("--first", first, 0, SEED_MAX)
+    _check_number("--jobs", jobs, 0, 256)
+    if seed is not None:
+        _check_number("--seed", seed, 0, SEED_MAX)
+    if trace and seed is None:
+        what = "--trace tells the story of one run"
+        raise UserError(what, expected="a seed beside it", hint="tiercel sim --seed 42 --trace")
+    if sum((points, mutants, large, seed is not None, list_ is not None)) > 1:
+        what = "--seed, --points, --mutants, --large and --list are different commands"
+        raise UserError(what, expected="at most one of them", hint="tiercel sim --help")
+    if mutant is not None:
+        check_names([mutant])
+    chosen = _names("strategy", strategy, tuple(STRATEGIES), "strategies")
+    options = Options(strategies=chosen, faults=_faults(faults), mutant=mutant or "")
+    jobs = jobs or jobs_available()
+    if list_ is not None:
+        _print_list(list_)
+    elif seed is not None:
+        _end(_replay(seed, options, trace, as_json))
+    elif points:
+        _end(_points(chosen, jobs, as_json))
+    elif mutants:
+        _end(_mutants([mutant] if mutant else list(MUTANTS), seeds, first, jobs, as_json))
+    elif large:
+        _end(_large(as_json))
+    else:
+        _end(_seeds(range(first, first + seeds), options, jobs, as_json))
+
+
+def _end(good: bool) -> None:
+    if not good:
+        raise typer.Exit(1)
+
+
+# -- what was asked for --------------------------------------------------------------------------------
+
+
+def _check_number(option: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        what = f"{option} {value} is out of range"
+        raise UserError(what, expected=f"a whole number from {least} to {most}", hint="tiercel sim --help")
+
+
+def _names(kind: str, text: str, allowed: tuple[str, ...], listed: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in allowed:
+            raise InvalidRequest.unknown(kind, name, allowed, f"tiercel sim --list {listed}")
+    return names
+
+
+def _faults(text: str) -> tuple[str, ...]:
+    if text == "none":
+        return ()
+    if text == "all":
+        return FAULTS
+    return _names("fault", text, FAULTS, "faults")
+
+
+def checker_names() -> dict[str, str]:
+    """Checker -> its promise, out of the table in the docstring of the checkers."""
+    lines = re.findall(r"^    ([a-z-]+)  +(.+)$", checkers.__doc__ or "", re.MULTILINE)
+    own = {
+        "core-bug": "no machine breaks its own invariants",
+        "simulator": "the run itself does not fail",
+    }
+    return {**dict(lines), **own}
+
+
+def _print_list(kind: str) -> None:
+    match kind:
+        case "strategies":
+            _print_pairs({name: _first_line(s) for name, s in STRATEGIES.items()})
+        case "faults":
+            print("\n".join(FAULTS))
+        case "checkers":
+            _print_pairs(checker_names())
+        case "mutants":
+            _print_pairs(MUTANTS)
+        case "points":
+            print("\n".join(map(str, CRASH_POINTS)))
+        case _:
+            raise InvalidRequest.unknown("list", kind, LISTS, "tiercel sim --help")
+
+
+def _first_line(thing: object) -> str:
+    return (type(thing).__doc__ or "").partition("\n")[0]
+
+
+def _print_pairs(pairs: dict[str, str]) -> None:
+    width = max(map(len, pairs))
+    for name, text in pairs.items():
+        print(f"{name:{width}}  {text}")
+
+
+# -- progress ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress(text: str, total: float) -> Iterator[Callable[[float], None]]:
+    """A bar on stderr while a terminal is there; gives a function that takes the amount done so far."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def counting(text: str, total: int) -> Iterator[Callable[[Result], None]]:
+    """A bar that grows with every result and says how many runs have failed."""
+    with progress(text, total) as show:
+        done = 0
+
+        def count(result: Result) -> None:
+            nonlocal done
+            done += 1
+            show(done)
+            if result.violations:
+                errors.print(
+                    f"seed {result.seed}: {result.violations[0].checker}", style="red", highlight=False
+                )
+
+        yield count
+
+
+# -- commands ------------------------------------------------------------------------------------------
+
+
+def replay_command(seed: int, options: Options) -> str:
+    """What to type to see this run again."""
+    parts = [f"tiercel sim --seed {seed}"]
+    if options.strategies != tuple(STRATEGIES):
+        parts.append(f"--strategy {','.join(options.strategies)}")
+    if options.faults != FAULTS:
+        parts.append(f"--faults {','.join(options.faults) or 'none'}")
+    if options.mutant:
+        parts.append(f"--mutant {options.mutant}")
+    return " ".join([*parts, "--trace"])
+
+
+def _seeds(seeds: range, options: Options, jobs: int, as_json: bool) -> bool:
+    with counting("seeds", len(seeds)) as count:
+        summary = run_seeds(seeds, options, min(jobs, len(seeds)), count)
+    if as_json:
+        _print_json(summary, {s: replay_command(s, options) for s in summary.failed_seeds})
+        return not summary.violations
+    for failure in _first_of_each(summary.violations)[:SHOWN_MAX]:
+        print(f"seed {failure.seed}: {failure.violation.checker}: {failure.violation.text}")
+        print(f"  replay: {replay_command(failure.seed, options)}")
+    for seed in summary.failed_seeds[:SHRUNK_MAX]:
+        _print_short(seed, options)
+    print(summary.line)
+    return not summary.violations
+
+
+def _first_of_each(failures: Iterable[Failure]) -> list[Failure]:
+    """One violation per run and checker."""
+    return list({(f.seed, f.point, f.violation.checker): f for f in reversed(list(failures))}.values())[::-1]
+
+
+def _print_short(seed: int, options: Options) -> None:
+    short = shrink(scenario_of(seed, options))
+    if short is not None:
+        print(f"\nseed {seed}, shortened in {short.runs} runs; it still breaks {short.checker}: {short.text}")
+        print("\n".join(f"  {line}" for line in render(short.scenario).splitlines()) + "\n")
+
+
+def _replay(seed: int, options: Options, trace: bool, as_json: bool) -> bool:
+    scenario = scenario_of(seed, options)
+    deployment = Deployment(scenario, tell=trace)
+    result = run(scenario, deployment=deployment) if trace else run_seed(seed, options)
+    if as_json:
+        print(msgspec.json.encode(result).decode())
+        return not result.violations
+    print(render(scenario))
+    if deployment.world.story is not None:
+        print("\n".join(["", *deployment.world.story]))
+    print()
+    for violation in result.violations:
+        print(f"{violation.checker}: {violation.text}")
+    moves = " ".join(f"{state}={count}" for state, count in sorted(result.moves.items()))
+    print(f"seed={seed} {moves} faults={result.faults} virtual_ms={result.virtual_ms:.0f}")
+    print(f"trace={result.trace_hash} violations={len(result.violations)}")
+    return not result.violations
+
+
+def _points(strategies: tuple[str, ...], jobs: int, as_json: bool) -> bool:
+    wanted = [point for point in CRASH_POINTS if point.strategy in strategies]
+    hit: set[tuple[str, str, str, bool]] = set()
+    with progress("crash points", len(wanted)) as show:
+
+        def count(result: Result) -> None:
+            hit.update(result.points_hit)
+            show(len(hit.intersection(wanted)))
+
+        summary = run_points(jobs, count, strategies)
+    if as_json:
+        _print_json(summary, {})
+    else:
+        for failure in _first_of_each(summary.violations)[:SHOWN_MAX]:
+            print(f"{failure.point}: {failure.violation.checker}: {failure.violation.text}")
+        missed = [str(point) for point in wanted if point not in summary.points_hit]
+        print(f"missed: {', '.join(missed)}" if missed else f"all {len(wanted)} crash points were hit")
+        print(summary.line)
+    return not summary.violations and summary.points_hit.issuperset(wanted)
+
+
+def _mutants(names: list[str], seeds_max: int, first: int, jobs: int, as_json: bool) -> bool:
+    kills = {}
+    for name in names:
+        with progress(name, seeds_max) as show:
+            done = 0
+
+            def on_seed(show: Callable[[float], None] = show) -> None:
+                nonlocal done
+                done += 1
+                show(done)
+
+            kills[name] = hunt(name, seeds_max, min(jobs, seeds_max), first, on_seed)
+        kill = kills[name]
+        if not as_json:
+            how = f"{kill.checker} at seed {kill.seed}" if kill else f"SURVIVED {seeds_max} seeds"
+            print(f"{name:28} {how}", flush=True)
+            if kill is not None:
+                options = Options(faults=FAULTS, mutant=name)
+                print(f"{'':28} replay: {replay_command(kill.seed, options)}")
+    killed = sum(kill is not None for kill in kills.values())
+    if as_json:
+        found = {name: kill._asdict() if kill else None for name, kill in kills.items()}
+        print(msgspec.json.encode({"mutants": found, "killed": killed, "total": len(names)}).decode())
+    else:
+        print(f"killed {killed}/{len(names)}")
+    return killed == len(names)
+
+
+def _large(as_json: bool) -> bool:
+    with progress("percent of the script", 100) as show:
+        report = run_large(on_progress=lambda at_ms, end_ms: show(round(100 * at_ms / end_ms)))
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        print_large(report)
+    return not report.result.violations
+
+
+def print_large(report: Report) -> None:
+    print(
+        f"{report.sites} sites, {report.keys} keys, {report.rows} rows, {report.moves} moves: "
+        f"{report.virtual_s:.1f} s of virtual time in {report.elapsed_s:.0f} s; steady latency p50 "
+        f"{report.steady_p50_ms:.1f} ms"
+    )
+    table = Table(
+        "strategy", "done", "undone", "keys", "link p50", "stoppage p50", "p99", "max", "duration p50", "max"
+    )
+    for line in report.lines:
+        times = (
+            line.link_p50_ms, line.stoppage_p50_ms, line.stoppage_p99_ms, line.stoppage_max_ms,
+            line.duration_p50_ms, line.duration_max_ms,
+        )  # fmt: skip
+        counts = (line.done, line.undone, line.keys_probed)
+        shown = ["-" if ms is None else f"{ms:.1f}" for ms in times]
+        table.add_row(line.strategy, *map(str, counts), *shown)
+    Console(width=None if Console().is_terminal else 120).print(table)
+    for violation in report.result.violations[:SHOWN_MAX]:
+        print(f"{violation.checker}: {violation.text}")
+    print(f"violations={len(report.result.violations)} trace={report.result.trace_hash}")
+
+
+def _print_json(summary: Summary, replays: dict[int, str]) -> None:
+    found = {
+        "seeds": summary.seeds,
+        "moves": summary.moves,
+        "faults": summary.faults,
+        "crash_points_hit": len(summary.points_hit),
+        "crash_points": len(CRASH_POINTS),
+        "violations": summary.violations,
+        "replays": {str(seed): command for seed, command in replays.items()},
+        "elapsed_s": round(summary.elapsed_s, 3),
+    }
+    print(msgspec.json.encode(found).decode())
