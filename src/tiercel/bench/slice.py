@@ -89,19 +89,30 @@ async def until_quiet(load: Load) -> None:
     await until(lambda: load.quiet, "outputs are missing long after the last input")
 
 
+def machine_cpu_s() -> float:
+    """CPU seconds that anyone on this machine has used."""
+    user, nice, system, _, _, irq, softirq = (
+        int(field) for field in Path("/proc/stat").read_text(encoding="ascii").split()[1:8]
+    )
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 class Cpu:
-    """What the processes use between two moments, as shares of a core or per tuple."""
+    """What each process, and everyone else on the machine, uses between two moments."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self._pids, self._before, self._began = pids, cpu_s(pids), time.monotonic()
+        self._all_before = machine_cpu_s()
 
     def line(self, tuples: int) -> Line:
         took = time.monotonic() - self._began
         used = {name: cpu - self._before[name] for name, cpu in cpu_s(self._pids).items()}
+        ours = sum(used.values())
         return {
             "tuples/s": round(tuples / took),
             **{f"{name} us": round(s * 1e6 / tuples, 2) for name, s in used.items()},
-            "cores": round(sum(used.values()) / took, 2),
+            "cores": round(ours / took, 2),
+            "others' cores": round(max(0.0, machine_cpu_s() - self._all_before - ours) / took, 2),
         }
 
 

@@ -106,6 +106,8 @@ class Arrival:
                 step.send(self.destination, self.prepare)
             case Phase.ADOPTABLE if self.record.vote is not None:
                 self.tell(step, self.record.vote)
+            case Phase.SHADOWING | Phase.ADOPTABLE:
+                self.tell(step, m.Prepared(self.move, self.record.frozen_ms))
             case Phase.ADOPTED:
                 if self.record.emit_from >= 0:
                     step.send_durable(self.destination, m.EmitFrom(self.move, self.record.emit_from))

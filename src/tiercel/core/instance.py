@@ -358,6 +358,9 @@ class Instance:
         if not arriving.complete or arriving.kept:
             raise CoreBug(f"{self.name}: {arriving.move} is done, but not complete here")
         self.space.absorb(arriving.space)
+        for leaving in self.leaving.values():
+            if leaving.cut is not None:
+                leaving.retain()
         self.checkpointer.merge_move(arriving)
 
     # -- outputs -----------------------------------------------------------------------------

@@ -363,7 +363,12 @@ class MoveDesk(Traffic):
                 arrival.on_settled(step)
             case m.Installed() if from_instance and arrival is not None:
                 arrival.on_installed(step)
+            case m.AbortNotice():
+                if arrival is not None and arrival.phase not in (ArrivalPhase.ADOPTED, ArrivalPhase.MERGED):
+                    self.drop_arrival(step, arrival)
             case _ if departure is not None:
                 departure.on_message(step, message)
+            case m.Prepared() | m.Ready():  # we forgot that move, so it was never decided
+                self.send_router(step, sender, m.AbortNotice(move), durable=True)
             case _:
                 pass  # a letter about a move that has ended

@@ -44,6 +44,7 @@ class SourceMove:
         self.queue: list[Key] = []
         self.chunks: list[m.Chunk] = []
         self.chunk_at: list[int] = []  # a chunk leaves when the log is durable up to here
+        self.captured_through = 1 << 60
         self.sent = 0
         self.received = 0
         self.captured_at: dict[Key, int] = {}
@@ -81,6 +82,7 @@ class SourceMove:
             step.timer(f"capture|{self.move}", step.now_ms + 0.5)
         else:
             self.phase = Phase.CAPTURED
+            self.captured_through = self.instance.applied
             self.instance.tell(step, m.Captured(self.move))
         self.pump(step)
 
@@ -112,6 +114,8 @@ class SourceMove:
                 return
             step.send(self.destination, self.chunks[self.sent])
             self.sent += 1
+        if self.captured_through > self.instance.durable:
+            return  # also that there is nothing (more) to send may rest on durable entries only
         if self.sent == len(self.chunks) and self.phase in (Phase.CAPTURED, Phase.DRAINED):
             step.send(self.destination, m.EndOfKeys(self.move, len(self.chunks)))
 
@@ -164,6 +168,7 @@ class SourceMove:
                 images, size = [], 0
         if images:
             self.add_chunk(images)
+        self.captured_through = instance.applied
         self.stop_at(self.flip_offset)
         instance.flush(step)
         instance.tell(step, m.Cut(self.move, self.flip_offset))
@@ -173,12 +178,16 @@ class SourceMove:
         """From here on the keys are somebody else's: no row, no timer of theirs is processed here."""
         self.cut = offset
         self.phase = Phase.DRAINED
+        self.retain()
         space = self.instance.space
-        members = space.members(self.keys.slots, self.keys.keys)
-        self.retained = space.detach(members)
         if self.instance.settings.mutant == "source-forgets-early":
             space.dirty.update(self.retained)
             self.retained = {}
+
+    def retain(self) -> None:
+        """Take the keys out of processing; again after an arrival of theirs has merged in a replay."""
+        space = self.instance.space
+        self.retained.update(space.detach(space.members(self.keys.slots, self.keys.keys)))
 
     def skips(self, offset: int) -> bool:
         """Whether rows of these keys at this offset belong to the destination."""

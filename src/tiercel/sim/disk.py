@@ -107,6 +107,7 @@ class Disk:
         self._durable: dict[StorageKey, Any] = {}
         self._logs: dict[str, InboxLog] = {}  # index of the inbox keys in `_visible`
         self._waiting: list[tuple[Write, OnDurable]] = []  # visible, not durable, oldest first
+        self.durable_batches = 0  # tells which of two copies went on longer
         self._syncing = False
         self._generation = 0  # grows at a crash, so that a sync under way then reports nothing
         self._slow_factor = 1.0
@@ -168,11 +169,12 @@ class Disk:
         self._show(dict(self._durable))
         self._check_looks(self._visible.values())
 
-    def adopt(self, content: dict[StorageKey, Any]) -> None:
+    def adopt(self, other: Disk) -> None:
         """Replace everything by a copy of another place's durable content."""
         self.crash(lose_unsynced=True)
-        self._durable = dict(content)
-        self._show(dict(content))
+        self._durable = other.copy_durable()
+        self.durable_batches = other.durable_batches
+        self._show(dict(self._durable))
 
     def fork(self) -> Disk:
         """Split off a copy that takes over the batches under way, with their callbacks.
@@ -191,6 +193,7 @@ class Disk:
         twin._slow_factor, twin._slow_until_ms = self._slow_factor, self._slow_until_ms
         twin._full_until_ms = self._full_until_ms
         twin._durable = dict(self._durable)
+        twin.durable_batches = self.durable_batches
         twin._show(dict(self._visible))
         twin._waiting = list(self._waiting)
         if twin._waiting:
@@ -234,6 +237,7 @@ class Disk:
         on_durable(last.seq)
 
     def _apply(self, write: Write) -> None:
+        self.durable_batches += 1
         durable = self._durable
         durable.update(write.puts)
         for key in write.deletes:

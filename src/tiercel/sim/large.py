@@ -244,6 +244,8 @@ class Watched(Deployment):
             match event:
                 case Received(message=m.MoveStatus(move=move, phase="done" | "aborted" | "refused")):
                     self.ended_ms.setdefault(move, self.world.now_ms)
+                case _:
+                    pass
             return before(process, event, effects)
 
         controller.before_effect = watch

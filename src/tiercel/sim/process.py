@@ -337,15 +337,9 @@ class Process:
 
     def take_over_newest(self) -> None:
         """A zombie may have stored a checkpoint before it was fenced; the successor copies the newest."""
-
-        def reach(content: dict[StorageKey, Any]) -> int:
-            cursor = content.get(("cursor",))
-            return -1 if cursor is None else int(cursor.applied)
-
         for disk in self.left_behind:
-            content = disk.copy_durable()
-            if reach(content) > reach(self.disk.copy_durable()):
-                self.disk.adopt(content)
+            if disk.durable_batches > self.disk.durable_batches:
+                self.disk.adopt(disk)
         self.left_behind = []
 
     def _start_if_down(self) -> None:
