@@ -136,7 +136,7 @@ class Departure:
         """Say again whatever the present phase waits for."""
         match self.phase:
             case Phase.PREPARING:
-                self.router.send_router(step, self.to_site, self.prepare_message())
+                self.router.send_router(step, self.to_site, self.prepare_message(), durable=True)
             case Phase.SHADOWING:
                 step.send_durable(self.source, m.Capture(self.move, self.keys, self.request.destination))
                 self.tell_emitted(step)

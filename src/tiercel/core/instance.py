@@ -302,7 +302,7 @@ class Instance:
             case Adopt() as adopt:
                 self._on_adopt(step, adopt, entry.offset)
             case Done(move=move) if move in self.arriving:
-                self._merge(step, self.arriving.pop(move))
+                self._merge(step, self.arriving.pop(move), entry.offset)
             case Flip(source=self.name) as flip:
                 self._reached_flip(step, flip, entry.offset)
             case _:
@@ -353,14 +353,14 @@ class Instance:
         arriving.on_adopt(step, adopt, offset)
         self._fetch_later(step, arriving)
 
-    def _merge(self, step: Step, arriving: DestinationMove) -> None:
+    def _merge(self, step: Step, arriving: DestinationMove, offset: int) -> None:
         arriving.flush(step)
         if not arriving.complete or arriving.kept:
             raise CoreBug(f"{self.name}: {arriving.move} is done, but not complete here")
         self.space.absorb(arriving.space)
         for leaving in self.leaving.values():
-            if leaving.cut is not None:
-                leaving.retain()
+            if leaving.cut is not None and offset <= leaving.flip_offset:
+                leaving.retain()  # a replay: these keys came before they left
         self.checkpointer.merge_move(arriving)
 
     # -- outputs -----------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class MoveDesk(Traffic):
         departure = self.departures[request.move] = Departure(self, self.inboxes[request.operator], request)
         departure.asked_by = sender
         departure.deadline_ms = step.now_ms + request.deadline_ms
-        self.trace_phase(step, request.move, "departure", "asked", "preparing")
+        departure.save(step, DeparturePhase.PREPARING)  # so that a move's name is never tried twice
         self.report_to(step, sender, departure)
         departure.retry(step)
 

@@ -68,6 +68,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Settled",
         ),
         "target": (
+            "AbortNotice",
             "AbortedNotice",
             "DoneNotice",
             "Durable>AbortNotice",
@@ -129,6 +130,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Settled",
         ),
         "target": (
+            "AbortNotice",
             "AbortedNotice",
             "DoneNotice",
             "Durable>AbortNotice",
@@ -187,6 +189,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Settled",
         ),
         "target": (
+            "AbortNotice",
             "AbortedNotice",
             "DoneNotice",
             "Durable>AbortNotice",
