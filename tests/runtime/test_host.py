@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,17 @@ async def running(*hosts: Host) -> AsyncIterator[list[asyncio.Task[str]]]:
         await asyncio.sleep(0.05)  # sockets close
 
 
+@contextlib.contextmanager
+def pacing(client: Host) -> Iterator[None]:
+    pacer = Pacer(client, asyncio.get_running_loop())
+    pacer.start()
+    try:
+        yield
+    finally:
+        pacer.running = False
+        pacer.join()
+
+
 def run(coroutine: object) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(coroutine)  # type: ignore[arg-type]
@@ -59,22 +70,19 @@ def test_tuples_come_through_once_and_in_order_while_keys_move(
         router = build_host(deployment, SITE, None)
         client = Host(PRODUCER, load, deployment.registry, deployment.secret, dials=[SITE])
         async with running(router, *parts, client):
-            pacer = Pacer(client, asyncio.get_running_loop())
-            pacer.start()
             await until(lambda: load.connected, "no connection")
-            load.start_open_loop(2_000)
-            await asyncio.sleep(0.5)
-            source, destination = OPERATOR.instances
-            table = RoutingTable.initial(OPERATOR)
-            keys = KeySet(keys=frozenset(k for k in load.keys if table.route(k).instance == source))
-            load.request(MoveRequest("mv", "average", keys, source, destination, "live", 5_000.0))
-            await until(lambda: load.move_ended, f"the move does not end: {load.statuses[-3:]}")
-            assert load.statuses[-1][1].phase == "done"
-            await asyncio.sleep(0.3)
-            load.stop()
-            await until_quiet(load)
-            pacer.running = False
-            pacer.join()
+            with pacing(client):
+                load.start_open_loop(2_000)
+                await asyncio.sleep(0.5)
+                source, destination = OPERATOR.instances
+                table = RoutingTable.initial(OPERATOR)
+                keys = KeySet(keys=frozenset(k for k in load.keys if table.route(k).instance == source))
+                load.request(MoveRequest("mv", "average", keys, source, destination, "live", 5_000.0))
+                await until(lambda: load.move_ended, f"the move does not end: {load.statuses[-3:]}")
+                assert load.statuses[-1][1].phase == "done", load.statuses[-1][1].reason
+                await asyncio.sleep(0.3)
+                load.stop()
+                await until_quiet(load)
         assert load.received == load.produced > 1_000
         assert load.faults.total == 0, load.faults
 

@@ -29,6 +29,8 @@ from tiercel.core.topology import Topology, operator_of, site_of
 
 
 class MoveState(enum.Enum):
+    """Where it is; what each phase means stands beside it."""
+
     QUEUED = "queued"  # overlaps one that is running
     ASKED = "asked"  # the source's router was asked, or is at it
     DONE = "done"
@@ -84,7 +86,9 @@ class Controller:
 
     # -- wishes ------------------------------------------------------------------------------
 
-    def request(self, plan: Plan, now_ms: float, retries: int = 0, deadline_ms: float | None = None) -> tuple[list[str], list[Effect]]:
+    def request(
+        self, plan: Plan, now_ms: float, retries: int = 0, deadline_ms: float | None = None
+    ) -> tuple[list[str], list[Effect]]:
         """Take a plan. Raises `InvalidRequest` and changes nothing if it has a fault."""
         check_plan(plan, self.topology)
         step = Step(now_ms)
@@ -187,7 +191,9 @@ class Controller:
         w = tracked.wanted
         step.send_durable(
             site_of(w.source),
-            m.MoveRequest(tracked.move, w.operator, w.keys, w.source, w.destination, w.strategy, tracked.deadline_ms),
+            m.MoveRequest(
+                tracked.move, w.operator, w.keys, w.source, w.destination, w.strategy, tracked.deadline_ms
+            ),
         )
 
     def _on_status(self, step: Step, status: m.MoveStatus) -> None:
@@ -232,7 +238,9 @@ class Controller:
             slots = self.slots[wish.operator]
             if missing or busy or len(slots) < self.topology.operators[wish.operator].slots:
                 continue
-            planned = rebalance(wish.operator, slots, self.overrides[wish.operator], wish.instances, wish.strategy)
+            planned = rebalance(
+                wish.operator, slots, self.overrides[wish.operator], wish.instances, wish.strategy
+            )
             for wanted in planned:
                 self._add(step, wanted, 0, None)
             if planned:

@@ -48,5 +48,9 @@ def rebalance(
         if route.instance not in share:
             homeless.setdefault(route.instance, set()).add(key)
     for source in sorted(homeless):
-        planned.append(WantedMove(operator, KeySet(keys=frozenset(homeless[source])), source, sorted(wanted)[0], strategy))
+        planned.append(
+            WantedMove(
+                operator, KeySet(keys=frozenset(homeless[source])), source, sorted(wanted)[0], strategy
+            )
+        )
     return planned

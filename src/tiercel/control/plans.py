@@ -50,7 +50,9 @@ class Fault(enum.Enum):
     OVERLAPPING = "two moves of one plan that share a key"
 
 
-def faults_of(plan: Plan, topology: Topology, running: Iterable[str] | None = None) -> list[tuple[Fault, InvalidRequest]]:
+def faults_of(
+    plan: Plan, topology: Topology, running: Iterable[str] | None = None
+) -> list[tuple[Fault, InvalidRequest]]:
     """All faults of a plan; an empty list means that it may be carried out."""
     found: list[tuple[Fault, InvalidRequest]] = []
     alive = set(running) if running is not None else None
@@ -64,14 +66,23 @@ def faults_of(plan: Plan, topology: Topology, running: Iterable[str] | None = No
     return found
 
 
-def _faults_of_move(move: WantedMove, topology: Topology, alive: set[str] | None) -> list[tuple[Fault, InvalidRequest]]:
+def _faults_of_move(
+    move: WantedMove, topology: Topology, alive: set[str] | None
+) -> list[tuple[Fault, InvalidRequest]]:
     found: list[tuple[Fault, InvalidRequest]] = []
     operator = topology.operators.get(move.operator)
     if operator is None:
-        return [(Fault.UNKNOWN_OPERATOR, InvalidRequest.unknown("operator", move.operator, sorted(topology.operators)))]
+        return [
+            (
+                Fault.UNKNOWN_OPERATOR,
+                InvalidRequest.unknown("operator", move.operator, sorted(topology.operators)),
+            )
+        ]
     strategy = STRATEGIES.get(move.strategy)
     if strategy is None:
-        found.append((Fault.UNKNOWN_STRATEGY, InvalidRequest.unknown("strategy", move.strategy, sorted(STRATEGIES))))
+        found.append(
+            (Fault.UNKNOWN_STRATEGY, InvalidRequest.unknown("strategy", move.strategy, sorted(STRATEGIES)))
+        )
     elif strategy.needs_determinism and not operator.deterministic:
         what = f"strategy {move.strategy!r} runs {operator.name!r} twice, which is declared non-deterministic"
         found.append((Fault.NOT_DETERMINISTIC, InvalidRequest(what, "expected a flip-first strategy")))
@@ -82,7 +93,9 @@ def _faults_of_move(move: WantedMove, topology: Topology, alive: set[str] | None
     for instance in (move.source, move.destination):
         if operator_of(instance) != move.operator:
             what = f"{instance!r} is not an instance of {move.operator!r}"
-            found.append((Fault.WRONG_OPERATOR, InvalidRequest(what, f"expected a name like {move.operator}@site#0")))
+            found.append(
+                (Fault.WRONG_OPERATOR, InvalidRequest(what, f"expected a name like {move.operator}@site#0"))
+            )
         elif site_of(instance) not in topology.sites:
             unknown = InvalidRequest.unknown("site", site_of(instance), sorted(topology.sites))
             found.append((Fault.UNKNOWN_SITE, unknown))

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
+    """Where it is; what each phase means stands beside it."""
+
     PREPARING = "preparing"  # the destination was asked to make room
     SHADOWING = "shadowing"  # it gets the shadow feed and state
     ADOPTABLE = "adoptable"  # it voted, durably; only the source's router ends this
@@ -160,14 +162,17 @@ class Arrival:
     def on_shadow(self, step: Step, notice: m.ShadowNotice) -> None:
         if self.phase not in (Phase.SHADOWING, Phase.ADOPTABLE) or notice.offset in self.shadow:
             return
-        self.shadow[notice.offset] = notice
-        step.put(("shadow", self.move, notice.offset), notice)
+        if self.inbox.mutant != "shadow-not-stored":
+            self.shadow[notice.offset] = notice
+            step.put(("shadow", self.move, notice.offset), notice)
         self.router.to_destination(step, self, m.Shadow(self.move, [notice]))
 
     def on_flipped(self, step: Step, notice: m.FlippedNotice) -> None:
         if self.phase in (Phase.ADOPTED, Phase.MERGED):
             return
         inbox = self.inbox
+        if inbox.mutant == "clock-not-carried":
+            notice = msgspec.structs.replace(notice, time_ms=0, watermark_ms=-1)
         self.record.time_ms, self.record.watermark_ms = notice.time_ms, notice.watermark_ms
         inbox.update_table(step, notice.update)
         inbox.groups[self.move] = Group(self.keys, self.destination, leaving=False)
@@ -175,7 +180,13 @@ class Arrival:
             inbox.install_marks(step, notice.marks, self.member)
         p = self.prepare
         adopt = Adopt(
-            p.move, p.keys, p.source, p.strategy, notice.update, notice.time_ms, notice.watermark_ms,
+            p.move,
+            p.keys,
+            p.source,
+            p.strategy,
+            notice.update,
+            notice.time_ms,
+            notice.watermark_ms,
             inbox.watermark_ms,
         )
         entry = inbox.append(step, {}, adopt)

@@ -24,7 +24,7 @@ from tiercel.core.step import Step
 from tiercel.core.topology import site_of
 
 if TYPE_CHECKING:
-    from tiercel.core.instance import Instance
+    from tiercel.core.processing import Processing
 
 
 class ArrivalImage(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class _Taken:
 class Checkpointer:
     """Takes and stores the checkpoints of one instance, one at a time."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Processing) -> None:
         self.instance = instance
         self.forget()
 
@@ -196,9 +196,9 @@ class Checkpointer:
         taken, instance = self.taken, self.instance
         if taken is None or taken.seq:
             return
-        if instance.settings.mutant != "checkpoint-ahead-of-log":
-            if taken.rests_on > instance.durable or taken.flush > instance.confirmed:
-                return
+        early = taken.rests_on > instance.durable or taken.flush > instance.confirmed
+        if early and instance.settings.mutant != "checkpoint-ahead-of-log":
+            return
         for key, value in taken.puts.items():
             step.put(key, value)
         for key in taken.deletes:
@@ -212,6 +212,8 @@ class Checkpointer:
         self.taken = None
         instance, cursor = self.instance, taken.cursor
         moves = {a.move: a.position for a in cursor.arrivals}
+        if instance.settings.mutant == "positions-flattened":
+            moves = {move: (OWN, cursor.applied) for move in moves}
         step.send(instance.router, m.Checkpointed(instance.name, instance.life, cursor.applied, moves))
         for message in taken.followers:
             instance.tell(step, message)
@@ -239,7 +241,7 @@ class Checkpointer:
             instance.tell(step, m.Settled(arriving.move))
 
 
-def load(instance: Instance, items: dict[StorageKey, Any], start: int) -> None:
+def load(instance: Processing, items: dict[StorageKey, Any], start: int) -> None:
     """Fill a fresh instance from its last checkpoint; without one it begins at `start`."""
     cursor: Cursor | None = items.get(("cursor",))
     if cursor is None:
@@ -270,7 +272,7 @@ def load(instance: Instance, items: dict[StorageKey, Any], start: int) -> None:
         arriving.space.dirty.clear()
 
 
-def _load_arrival(instance: Instance, image: ArrivalImage) -> DestinationMove:
+def _load_arrival(instance: Processing, image: ArrivalImage) -> DestinationMove:
     arriving = DestinationMove(instance, image.move, image.keys, image.source, image.strategy, image.epochs)
     arriving.complete = True
     arriving.position = tuple(image.position)  # type: ignore[assignment]

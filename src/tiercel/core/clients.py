@@ -28,7 +28,9 @@ class Producer:
         self._frames: deque[m.Produce] = deque()  # not acknowledged, in order
         self._sent = 0
 
-    def submit(self, stream: str, rows: list[Row], watermark_ms: int | None = None, *, initial: bool = False) -> list[Effect]:
+    def submit(
+        self, stream: str, rows: list[Row], watermark_ms: int | None = None, *, initial: bool = False
+    ) -> list[Effect]:
         """Take rows; they are safe when `acknowledged` has reached the number this returns effects for."""
         self.submitted += 1
         self._frames.append(m.Produce(self.name, self.submitted, stream, rows, watermark_ms, initial))
@@ -131,9 +133,10 @@ class Subscriber:
                 return [Send(self.home, m.Subscribe(self.stream, self.offset))]
             case Received(message=m.Publish() as publish) if publish.stream == self.stream:
                 for entry in publish.entries:
-                    if entry.offset == self.offset + 1:
+                    if entry.offset > self.offset:
                         self.offset = entry.offset
                         self.entries.append(entry)
+                return [Send(self.home, m.Consumed(self.stream, self.offset))]
             case _:
                 pass
         return []

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tiercel.core import messages as m
+from tiercel.core.inbox import Group
 from tiercel.core.records import Abort, Begin, Compare, Entry, Flip, Key, Tick, Watermark
 from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
 from tiercel.core.strategies import STRATEGIES, Strategy
-
-from tiercel.core.inbox import Group
 
 if TYPE_CHECKING:
     from tiercel.core.inbox import Inbox
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
+    """Where it is; what each phase means stands beside it."""
+
     PREPARING = "preparing"  # the destination makes room; nothing is written
     SHADOWING = "shadowing"  # Begin is logged; the keys' rows go to both; state is streaming
     COMPARING = "comparing"  # every key is captured; both sides digest; the destination votes
@@ -205,6 +206,8 @@ class Departure:
         self.record.capture_from = message.offset
         self.save(step, Phase.SHADOWING)
         self.shadow_cursor = message.offset
+        if self.inbox.mutant == "shadow-from-begin":
+            self.shadow_cursor = max(message.offset, self.record.begin_offset)
         start = Watermark(message.watermark_ms)  # keys born later have seen this one
         self.notify(step, m.ShadowNotice(self.move, message.offset, message.time_ms, [], start))
         self.router.set_shadow_hook(self.inbox)
@@ -415,12 +418,14 @@ class Departure:
             self.request.strategy,
             r.begin_offset,
             r.flip_offset,
-            r.cut if r.cut >= 0 else None,
+            r.cut if r.cut >= 0 and self.inbox.mutant != "cut-not-enforced" else None,
         )
 
     def refuses_output(self, offset: int, key: Key) -> bool:
         """After the cut the source's outputs above it are the destination's to make."""
-        decided = self.phase in (Phase.CUT, Phase.EMITTING, Phase.DONE)
+        decided = (
+            self.phase in (Phase.CUT, Phase.EMITTING, Phase.DONE) and self.inbox.mutant != "cut-not-enforced"
+        )
         return decided and self.record.cut < offset <= self.record.flip_offset and self.member(key)
 
     def trim_floor(self) -> int | None:

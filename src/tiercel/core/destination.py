@@ -40,10 +40,12 @@ from tiercel.core.step import Step
 from tiercel.core.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from tiercel.core.instance import Instance
+    from tiercel.core.processing import Processing
 
 
 class Phase(enum.Enum):
+    """Where it is; what each phase means stands beside it."""
+
     RECEIVING = "receiving"  # rows of a key wait until its state is there
     IN_STEP = "in step"  # every key is here; rows are processed as they come, nothing is emitted
     VOTED = "voted"  # a checkpoint has every key; only the source's router may end this now
@@ -73,7 +75,7 @@ class DestinationMove:
     """One key set on its way into this instance."""
 
     def __init__(
-        self, instance: Instance, move: str, keys: KeySet, source: str, strategy: str, epochs: TableUpdate
+        self, instance: Processing, move: str, keys: KeySet, source: str, strategy: str, epochs: TableUpdate
     ) -> None:
         self.instance = instance
         self.move = move
@@ -205,7 +207,7 @@ class DestinationMove:
             self._own(control)
             return
         if control is not None:
-            if not self.complete:
+            if not self.complete and self.instance.settings.mutant != "ticks-not-held":
                 self.controls.append(item)
             self.marks.pass_by(position, control)
             for key in self.space.due(self._due(position, time_ms, control)):
@@ -348,6 +350,8 @@ class DestinationMove:
 
     def checkpoint_position(self) -> Position | None:
         """What a checkpoint taken now may claim; nothing while something is held."""
+        if self.instance.settings.mutant == "checkpoint-with-holes":
+            return self.position
         return self.position if self.complete and not self.stalled else None
 
     def may_settle(self, covered: Position) -> bool:

@@ -28,7 +28,8 @@ class Code(Protocol):
 class Engine:
     """Calls one processor."""
 
-    def __init__(self, code: Code, time_mode: str) -> None:
+    def __init__(self, code: Code, time_mode: str, mutant: str = "") -> None:
+        self.mutant = mutant
         self.code = code
         self.handle = Handle(time_mode)
         self.event_time = time_mode == "eventTime"
@@ -40,6 +41,8 @@ class Engine:
 
     def begin_entry(self) -> None:
         """Attributes of a processor do not survive an entry: a replay would not have them."""
+        if self.mutant == "attributes-survive":
+            return
         attributes = vars(self.code.processor)
         attributes.clear()
         attributes.update(self._attributes)
@@ -65,14 +68,15 @@ class Engine:
                 for row in code.user_rows(rows):
                     code.processor.handleInitialState(state.user_key, row, times)
             else:
-                epoch, n = state.epoch, 0
-                for output in code.processor.handleInputRows(state.user_key, code.user_rows(rows), times):
+                epoch = state.epoch
+                outputs = code.processor.handleInputRows(state.user_key, code.user_rows(rows), times)
+                for n, output in enumerate(outputs):
                     out.append(Output(offset, key, epoch, n, code.output_row(key, output)))
-                    n += 1
             handle.undo.clear()
         except Exception as error:
-            del out[before:]
-            handle.roll_back()
+            if self.mutant != "call-not-atomic":
+                del out[before:]
+                handle.roll_back()
             if len(rows) > 1:
                 for row in rows:
                     self.call_alone(state, key, row, times, offset, out, before)
@@ -127,7 +131,7 @@ class Engine:
         out: list[Output],
         before: int | None = None,
     ) -> None:
-        """Timers of this key up to `due_ms`, in ascending order; the firing one is listed until it is done."""
+        """Timers of this key up to `due_ms`, ascending; the firing one is listed until it is done."""
         handle, code = self.handle, self.code
         handle.state = state
         handle.time_ms = time_ms

@@ -21,6 +21,8 @@ from tiercel.core.step import Step
 
 
 class Phase(enum.Enum):
+    """Where it is; what each phase means stands beside it."""
+
     DETACHED = "detached"  # no connection, or a life that has not attached
     FENCED = "fenced"  # older lives are refused; it has not said where it is
     CATCHING_UP = "catching up"  # entries are read from the log

@@ -103,9 +103,7 @@ class Inbox:
         self.feeds: dict[str, Feed] = {}
         self.readers: dict[str, Reader] = {}  # every instance of this site that may come back for more
         self.emitted: dict[str, int] = {}  # instance -> outputs are admitted through this offset
-        self.groups: dict[
-            str, tuple[KeySet, str]
-        ] = {}  # move -> its keys and the instance that reads their part
+        self.groups: dict[str, Group] = {}  # by move
         self.counts: dict[Key, int] = {}  # rows of a key that this site numbered and sent away
         self.marks: dict[Key, dict[str, int]] = {}  # key -> origin -> last n appended
         self.returning: set[Key] = set()  # owned here, but older rows of ours are still under way
@@ -357,9 +355,9 @@ class Inbox:
 
     def find_returning(self, members: Callable[[Key], bool]) -> None:
         for key, count in self.counts.items():
-            if members(key) and count > self.marks.get(key, {}).get(self.site, 0):
-                if self.mutant != "home-coming-not-held":
-                    self.returning.add(key)
+            under_way = count > self.marks.get(key, {}).get(self.site, 0)
+            if under_way and members(key) and self.mutant != "home-coming-not-held":
+                self.returning.add(key)
 
     # -- restart strategy: stop behind an offset, relaunch, go on ------------------------------
 

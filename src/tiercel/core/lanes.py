@@ -20,10 +20,11 @@ FrameId = tuple[str, str, int]  # (sender site, inbox, n)
 class Lane:
     """The sending side of one lane."""
 
-    def __init__(self, to: str, inbox: str, window: int) -> None:
+    def __init__(self, to: str, inbox: str, window: int, mutant: str = "") -> None:
         self.to = to
         self.inbox = inbox
         self.window = window
+        self.mutant = mutant
         self.next_n = 1
         self.frames: dict[int, LaneFrame] = {}  # not settled, in order
         self.via: dict[int, tuple[FrameId, ...]] = {}  # frames that came in on other lanes and wait for these
@@ -67,7 +68,9 @@ class Lane:
             return
         sent = []
         for n in self._unsent:
-            if n > self.durable_n or len(self._inflight) >= self.window:
+            if len(self._inflight) >= self.window:
+                break
+            if n > self.durable_n and self.mutant != "sent-before-durable":
                 break
             step.send(self.to, self.frames[n])
             self._inflight.add(n)
@@ -79,7 +82,8 @@ class Lane:
         """Whatever was in flight may be lost: all that is not settled goes out again, in order."""
         self.connected = True
         self._inflight.clear()
-        self._unsent = dict.fromkeys(self.frames)
+        if self.mutant != "outbox-not-replayed":
+            self._unsent = dict.fromkeys(self.frames)
 
     def broken(self) -> None:
         self.connected = False

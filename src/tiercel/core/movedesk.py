@@ -67,10 +67,9 @@ class MoveDesk(Traffic):
                 f"move from {request.source!r} to itself", "expected two different instances"
             )
         if strategy.needs_determinism and not operator.deterministic:
-            raise InvalidRequest(
-                f"{operator.name!r} is declared non-deterministic; strategy {request.strategy!r} runs it twice",
-                f"expected one of: {', '.join(sorted(n for n, s in STRATEGIES.items() if not s.needs_determinism))}",
-            )
+            safe = sorted(name for name, s in STRATEGIES.items() if not s.needs_determinism)
+            what = f"{operator.name!r} is declared non-deterministic; {request.strategy!r} would run it twice"
+            raise InvalidRequest(what, f"expected one of: {', '.join(safe)}")
         inbox = self.inboxes[request.operator]
         self.check_owned(inbox, request)
         self.check_unlocked(inbox, request.keys, request.move, request.strategy)
@@ -261,7 +260,15 @@ class MoveDesk(Traffic):
         if message.life == last_life:  # same process, new connection: it still has what is not durable
             arrivals = [a.role() for a in self.arrivals.values() if a.destination == message.instance]
         departures = [r for d in self.departures.values() if d.source == message.instance and (r := d.role())]
-        reply = m.AttachReply(message.life, message.session, self.incarnation, reader.applied, feed.flush_no, inbox.ends, arrivals, departures
+        reply = m.AttachReply(
+            message.life,
+            message.session,
+            self.incarnation,
+            reader.applied,
+            feed.flush_no,
+            inbox.ends,
+            arrivals,
+            departures,
         )
         step.send_durable(message.instance, reply)
 

@@ -124,7 +124,8 @@ Control = Tick | Watermark | Begin | Compare | Abort | Flip | Adopt | Done
 class Entry(msgspec.Struct, frozen=True):
     """One log entry: the rows that arrived together, by the target that reads them, or a control record.
 
-    A part is named after the instance that reads it, or, for keys on the move, `move|instance`. An entry is never merged with another:
+    A part is named after the instance that reads it, or, for keys on the move, `move|instance`. An
+    entry is never merged with another:
     user code is called once per entry and key, so a replay makes the same calls.
     """
 

@@ -54,11 +54,11 @@ def recover_router(router: Router, items: dict[StorageKey, Any]) -> Callable[[St
                 router.inboxes[name].counts[counted] = value
             case ("reader", name, instance):
                 router.inboxes[name].readers[instance] = value
-            case ("emitted", name, instance):
+            case ("emitted", name, instance) if router.mutant != "output-marks-forgotten":
                 router.inboxes[name].emitted[instance] = value
             case ("pause", name, move):
                 router.inboxes[name].pauses[move] = value
-            case ("producer", producer):
+            case ("producer", producer) if router.mutant != "producer-dedup-lost":
                 router.producers.marks[producer] = value
             case ("source", name, producer):
                 router.promises[name].sources[producer] = value
@@ -66,10 +66,8 @@ def recover_router(router: Router, items: dict[StorageKey, Any]) -> Callable[[St
                 router.lane(to, name).recover(n, *value)
             case ("lane_next", to, name):
                 lane_next[to, name] = value
-            case ("stream", name, offset):
-                log = router.streams[name]
-                log.entries[offset] = value
-                log.offset = log.visible = max(log.offset, offset)
+            case ("stream_head", name):
+                router.streams[name].offset = router.streams[name].visible = value
             case ("received", name, sender):
                 router.streams[name].received[sender] = value
             case ("departure", move):
@@ -77,7 +75,7 @@ def recover_router(router: Router, items: dict[StorageKey, Any]) -> Callable[[St
                 departure.record = msgspec.structs.replace(value)
                 departure.phase = DeparturePhase(value.phase)
                 router.departures[move] = departure
-            case ("arrival", move):
+            case ("arrival", move) if router.mutant != "vote-forgotten":
                 arrival = Arrival(router, router.inboxes[value.prepare.operator], value.prepare)
                 arrival.record = msgspec.structs.replace(value)
                 arrival.phase = ArrivalPhase(value.phase)
@@ -90,8 +88,12 @@ def recover_router(router: Router, items: dict[StorageKey, Any]) -> Callable[[St
                 shadows.append((move, value))
             case ("move_mark", move, marked):
                 marks.append((move, marked, value))
-            case ("inbox", name, offset):
+            case ("arrival", _) if router.mutant == "vote-forgotten":
+                pass
+            case ("inbox", _, _):
                 pass  # read by readers when they need it
+            case ("emitted", _, _) | ("producer", _):
+                pass  # forgotten by a mutant
             case _:
                 raise KeyError(key)
     for (to, name), n in lane_next.items():

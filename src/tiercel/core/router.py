@@ -11,7 +11,7 @@ operators' inboxes and the stream's output log -> `Publish` to subscribers once 
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect, StorageKey
@@ -28,6 +28,7 @@ from tiercel.core.events import (
 from tiercel.core.faults import CoreBug
 from tiercel.core.lanes import Lane
 from tiercel.core.movedesk import MoveDesk
+from tiercel.core.records import StreamEntry
 from tiercel.core.recovery import recover_router
 from tiercel.core.settings import Settings
 from tiercel.core.step import Step
@@ -67,6 +68,8 @@ class Router(MoveDesk):
                     departure = self.departures.get(reader[7:])
                     if departure is not None:
                         departure.on_shadow_read(step, entries)
+                elif name in self.streams:
+                    self.streams[name].on_read(step, reader, cast("list[StreamEntry]", entries))
                 else:
                     feed = self.inboxes[name].feeds.get(reader)
                     if feed is not None:
@@ -108,6 +111,9 @@ class Router(MoveDesk):
             case m.Subscribe():
                 if message.stream in self.streams:
                     self.streams[message.stream].subscribe(step, sender, message.after)
+            case m.Consumed():
+                if message.stream in self.streams:
+                    self.streams[message.stream].consumed(step, sender, message.offset)
             case m.Attach():
                 self.on_attach(step, message)
             case m.Resume():

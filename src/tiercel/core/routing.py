@@ -94,7 +94,7 @@ class RoutingTable:
                 self.slots[slot] = route
                 changed = True
                 for key, old in self.overrides_in(frozenset((slot,))).items():
-                    if old.epoch < route.epoch and key not in update.keys:
+                    if (old.epoch < route.epoch and key not in update.keys) or stale_too:
                         del self.overrides[key]
         for key, route in update.keys.items():
             current = self.overrides.get(key)

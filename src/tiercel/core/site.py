@@ -46,7 +46,9 @@ class Site:
         self.connected: set[str] = set()
         self.inbound: dict[FrameId, Inbound] = {}
         self.streams = {
-            s.name: StreamLog(s.name) for s in topology.streams.values() if s.home == site and s.logged
+            s.name: StreamLog(s.name, settings)
+            for s in topology.streams.values()
+            if s.home == site and s.logged
         }
         self.producers = Producers()
         self.departures: dict[str, Departure] = {}
@@ -66,7 +68,7 @@ class Site:
     def lane(self, to: str, inbox: str) -> Lane:
         lane = self.lanes.get((to, inbox))
         if lane is None:
-            lane = self.lanes[to, inbox] = Lane(to, inbox, self.settings.lane_frames_max)
+            lane = self.lanes[to, inbox] = Lane(to, inbox, self.settings.lane_frames_max, self.mutant)
             lane.connected = to in self.connected
         return lane
 

@@ -19,10 +19,12 @@ from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
 
 if TYPE_CHECKING:
-    from tiercel.core.instance import Instance
+    from tiercel.core.processing import Processing
 
 
 class Phase(enum.Enum):
+    """Where it is; what each phase means stands beside it."""
+
     CAPTURING = "capturing"  # keys are captured a few at a time; everything goes on
     CAPTURED = "captured"  # every key was captured; still processing and emitting
     WAITING = "waiting"  # flip first: not yet at the flip
@@ -32,7 +34,7 @@ class Phase(enum.Enum):
 class SourceMove:
     """One key set on its way out of this instance."""
 
-    def __init__(self, instance: Instance, move: str, keys: KeySet, destination: str, phase: Phase) -> None:
+    def __init__(self, instance: Processing, move: str, keys: KeySet, destination: str, phase: Phase) -> None:
         self.instance = instance
         self.move = move
         self.keys = keys
@@ -60,7 +62,9 @@ class SourceMove:
         instance = self.instance
         self.queue = instance.space.members(self.keys.slots, self.keys.keys)
         self.queue.reverse()
-        instance.tell(step, m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms))
+        instance.tell(
+            step, m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms)
+        )
         step.timer(f"capture|{self.move}", step.now_ms)
 
     def capture_some(self, step: Step) -> None:
@@ -74,6 +78,8 @@ class SourceMove:
         size = 0
         while self.queue and len(images) < settings.chunk_keys_max and size < settings.chunk_bytes_max:
             image = self.capture(self.queue.pop())
+            if image.values is None and settings.mutant == "deleted-keys-not-told":
+                continue
             images.append(image)
             size += image.size_bytes
         if images:

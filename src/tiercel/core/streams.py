@@ -10,18 +10,31 @@ from collections import deque
 
 from tiercel.core import messages as m
 from tiercel.core.records import Output, StreamEntry
+from tiercel.core.settings import Settings
 from tiercel.core.step import Step
 
 
-class StreamLog:
-    """A stream's output log at its home site."""
+class Reading:
+    """One subscriber: what it was sent, what it has consumed."""
 
-    def __init__(self, name: str) -> None:
+    __slots__ = ("consumed", "reading", "sent")
+
+    def __init__(self, after: int) -> None:
+        self.sent = after
+        self.consumed = after
+        self.reading = False
+
+
+class StreamLog:
+    """A stream's output log at its home site. Only its tail is in memory; older entries are read."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
+        self.settings = settings
         self.offset = 0
-        self.entries: dict[int, StreamEntry] = {}
+        self.tail: dict[int, StreamEntry] = {}
         self.received: dict[str, int] = {}  # lane of a site -> last frame appended
-        self.subscribers: dict[str, int] = {}  # -> last offset sent
+        self.subscribers: dict[str, Reading] = {}
         self.visible = 0
         self._unsynced: deque[tuple[int, int]] = deque()  # (write, offset)
         self._new = False
@@ -29,9 +42,13 @@ class StreamLog:
     def append(self, step: Step, outputs: list[Output]) -> None:
         self.offset += 1
         entry = StreamEntry(self.offset, outputs)
-        self.entries[self.offset] = entry
+        self.tail[self.offset] = entry
         self._new = True
-        step.put(("stream", self.name, self.offset), entry)
+        step.put(("inbox", self.name, self.offset), entry)
+        step.put(("stream_head", self.name), self.offset)
+        self.tail.pop(self.offset - self.settings.stream_tail_max, None)
+        if self.offset > self.settings.stream_entries_max:
+            step.delete(("inbox", self.name, self.offset - self.settings.stream_entries_max))
 
     def written(self, seq: int) -> None:
         if self._new:
@@ -43,21 +60,44 @@ class StreamLog:
         while unsynced and unsynced[0][0] <= seq:
             self.visible = unsynced.popleft()[1]
         for subscriber in self.subscribers:
-            self._publish(step, subscriber)
+            self.publish(step, subscriber)
 
     def subscribe(self, step: Step, subscriber: str, after: int) -> None:
-        self.subscribers[subscriber] = after
-        self._publish(step, subscriber)
+        self.subscribers[subscriber] = Reading(after)
+        self.publish(step, subscriber)
+
+    def consumed(self, step: Step, subscriber: str, offset: int) -> None:
+        reading = self.subscribers.get(subscriber)
+        if reading is not None:
+            reading.consumed = max(reading.consumed, offset)
+            self.publish(step, subscriber)
 
     def unsubscribe(self, subscriber: str) -> None:
         self.subscribers.pop(subscriber, None)
 
-    def _publish(self, step: Step, subscriber: str) -> None:
-        sent = self.subscribers[subscriber]
-        if sent < self.visible:
-            entries = [self.entries[o] for o in range(sent + 1, self.visible + 1)]
-            self.subscribers[subscriber] = self.visible
+    def publish(self, step: Step, subscriber: str) -> None:
+        """What is durable and within the subscriber's credit; from memory, or read if it is older."""
+        reading = self.subscribers[subscriber]
+        last = min(self.visible, reading.consumed + self.settings.publish_entries_max)
+        if reading.sent >= last or reading.reading:
+            return
+        if reading.sent + 1 in self.tail:
+            entries = [self.tail[o] for o in range(reading.sent + 1, last + 1)]
+            reading.sent = last
             step.send(subscriber, m.Publish(self.name, entries))
+        else:
+            reading.reading = True
+            step.read_log(self.name, reading.sent, last - reading.sent, subscriber)
+
+    def on_read(self, step: Step, subscriber: str, entries: list[StreamEntry]) -> None:
+        reading = self.subscribers.get(subscriber)
+        if reading is None or not reading.reading:
+            return
+        reading.reading = False
+        wanted = [e for e in entries if reading.sent < e.offset <= self.visible]
+        if wanted:
+            reading.sent = wanted[-1].offset
+            step.send(subscriber, m.Publish(self.name, wanted))
 
 
 class Producers:
@@ -66,17 +106,18 @@ class Producers:
     def __init__(self) -> None:
         self.marks: dict[str, int] = {}
 
-    def accept(self, step: Step, producer: str, seq: int) -> bool:
+    def accept(self, step: Step, producer: str, seq: int, mutant: str = "") -> bool:
         """Whether this frame is the next one. A known one is acknowledged again, a gap is left open."""
         last = self.marks.get(producer, 0)
-        if seq != last + 1:
+        if seq != last + 1 and not (mutant == "producer-dedup-lost" and seq > last):
             return False
         self.marks[producer] = seq
         step.put(("producer", producer), seq)
         return True
 
-    def acknowledge(self, step: Step, to: str, producer: str) -> None:
-        step.send_durable(to, m.ProducerMark(producer, self.marks.get(producer, 0)))
+    def acknowledge(self, step: Step, to: str, producer: str, *, early: bool = False) -> None:
+        send = step.send if early else step.send_durable
+        send(to, m.ProducerMark(producer, self.marks.get(producer, 0)))
 
     def hello(self, step: Step, to: str, producer: str) -> None:
         self.acknowledge(step, to, producer)

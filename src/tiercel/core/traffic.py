@@ -21,10 +21,7 @@ class Traffic(Site):
     # -- what enters here --------------------------------------------------------------------
 
     def on_produce(self, step: Step, sender: str, message: m.Produce) -> None:
-        if self.mutant == "producer-dedup-lost" or self.producers.accept(step, message.producer, message.seq):
-            self.producers.marks[message.producer] = max(
-                self.producers.marks.get(message.producer, 0), message.seq
-            )
+        if self.producers.accept(step, message.producer, message.seq, self.mutant):
             if message.rows:
                 self.take_in(step, message.stream, message.rows, initial=message.initial)
             if message.watermark_ms is not None:
@@ -39,7 +36,7 @@ class Traffic(Site):
         if self.congested(stream):
             self.owed[producer] = (to, stream)
         else:
-            self.producers.acknowledge(step, to, producer)
+            self.producers.acknowledge(step, to, producer, early=self.mutant == "acknowledged-too-early")
 
     def congested(self, stream: str) -> bool:
         for operator in self.topology.consumers(stream):
@@ -240,6 +237,8 @@ class Traffic(Site):
     def take(self, step: Step, inbound: Inbound) -> None:
         """Open the sender's window: what would close a gap may come behind what is held."""
         sender, inbox, n = inbound.id
+        if inbound.held and self.mutant == "held-rows-close-the-lane":
+            return
         if inbound.taken or (inbound.held and self.held_rows() > self.settings.held_rows_max):
             return
         inbound.taken = True

@@ -27,6 +27,7 @@ from tiercel.core.records import Key, Output
 from tiercel.core.topology import Operator
 from tiercel.sim.deployment import Deployment
 from tiercel.sim.reference import KeyHistory, Reference
+from tiercel.sim.scenario import Journey, Traffic
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -45,7 +46,8 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
     found += _moves_end(deployment)
     expected: dict[Any, int] = Counter()
     sources: dict[Any, tuple[Any, int]] = {}
-    for script in [*deployment.scenario.traffic, *deployment.scenario.journeys]:
+    scripts: list[Traffic | Journey] = [*deployment.scenario.traffic, *deployment.scenario.journeys]
+    for script in scripts:
         for frame in script.frames:
             for key, _, payload in frame:
                 expected[key, payload] += 1
@@ -64,7 +66,10 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
         found += _states(deployment, operator, histories)
         if operator.inputs == ("input",):
             late = [t for h in histories.values() for t in h.late if any(f"'{name}'" in t for name in fixed)]
-            found += [Violation("watermark", f"{operator.name}: {text} came behind the watermark") for text in late[:3]]
+            found += [
+                Violation("watermark", f"{operator.name}: {text} came behind the watermark")
+                for text in late[:3]
+            ]
         expected, sources = Counter(), {}
         for history in histories.values():
             for n, output in enumerate(history.outputs):
@@ -82,9 +87,7 @@ def _moves_end(deployment: Deployment) -> list[Violation]:
     controller = deployment.processes["controller"].machine
     if not isinstance(controller, Controller):
         return [Violation("a-move-ends", "the controller is down at the end")]
-    return [
-        Violation("a-move-ends", f"{t.move} is still {t.state}: {t.wanted}") for t in controller.active
-    ]
+    return [Violation("a-move-ends", f"{t.move} is still {t.state}: {t.wanted}") for t in controller.active]
 
 
 def _inputs(
@@ -108,10 +111,14 @@ def _inputs(
                     text = f"{operator.name}: key {key!r}: {payload} came behind {last[name][1]}"
                     found.append(Violation("order-per-source", text))
                 last[name] = (n, payload)
-    in_logs = sum(len(rows) for keys in reference.by_key.values() for of in keys.values() for rows in of.values())
+    in_logs = sum(
+        len(rows) for keys in reference.by_key.values() for of in keys.values() for rows in of.values()
+    )
     in_histories = sum(len(h.rows) for h in histories.values())
     if in_logs != in_histories:
-        text = f"{operator.name}: {in_logs - in_histories} rows are in logs of sites that did not own their keys"
+        text = (
+            f"{operator.name}: {in_logs - in_histories} rows are in logs of sites that did not own their keys"
+        )
         found.append(Violation("one-owner", text))
     for item in expected.keys() - seen.keys():
         found.append(Violation("exactly-once-input", f"{operator.name}: lost {item}"))
@@ -172,7 +179,9 @@ def _states(deployment: Deployment, operator: Operator, histories: dict[Key, Key
     for key, history in histories.items():
         owners = holders.get(key, [])
         if history.state.empty and owners:
-            found.append(Violation("state", f"{operator.name}: key {key!r} has no state, but {owners} hold some"))
+            found.append(
+                Violation("state", f"{operator.name}: key {key!r} has no state, but {owners} hold some")
+            )
         elif not history.state.empty and owners != [history.instance]:
             text = f"{operator.name}: key {key!r} is held by {owners}, its owner is {history.instance}"
             found.append(Violation("state", text))

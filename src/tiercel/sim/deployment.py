@@ -112,7 +112,9 @@ class Deployment:
         coarser = self.scenario.coarser[operator.name]
 
         def make(life: int, items: dict[StorageKey, Any]) -> Machine:
-            return Instance(name, operator, PlainCode(kind(operator.name, coarser)), self.scenario.settings, life)
+            return Instance(
+                name, operator, PlainCode(kind(operator.name, coarser)), self.scenario.settings, life
+            )
 
         self._add(name, make)
         self.network.declare(name, site_of(name), LOCAL_MS)

@@ -28,7 +28,7 @@ class Recorder:
         for effect in effects:
             if isinstance(effect, Write):
                 for key, value in effect.puts.items():
-                    if key[0] == "inbox":
+                    if key[0] == "inbox" and isinstance(value, Entry):
                         self.logs.setdefault((site, key[1]), {})[key[2]] = value
                     elif key[0] == "departure":
                         self.requests[key[1]] = value.request

@@ -41,7 +41,9 @@ class Reference:
         self.operator = operator
         self.recorder = recorder
         self.engine = Engine(PlainCode(KINDS[kind](operator.name, coarser)), operator.time_mode)
-        self.logs = {site: sorted(log.items()) for (site, name), log in recorder.logs.items() if name == operator.name}
+        self.logs = {
+            site: sorted(log.items()) for (site, name), log in recorder.logs.items() if name == operator.name
+        }
         self.adopts: dict[str, tuple[str, int, Adopt]] = {}
         self.flips: dict[str, list[tuple[int, str]]] = {}
         self.keys: set[Key] = set()
@@ -101,18 +103,16 @@ class Reference:
     def _next_flip(self, site: str, after: int, key: Key) -> tuple[int, tuple[str, int, Adopt] | None]:
         for offset, move in self.flips.get(site, []):
             if offset > after and move in self.adopts and self.takes(self.adopts[move][2], key):
-                if self._owned_by_source(move, key):
-                    return offset, self.adopts[move]
+                return offset, self.adopts[move]
         return 1 << 60, None
-
-    def _owned_by_source(self, move: str, key: Key) -> bool:
-        return True
 
     def _replay(
         self, history: KeyHistory, site: str, after: int, upto: int, floor_time: int, floor_wm: int
     ) -> None:
         items: list[tuple[int, int, Any]] = [
-            (offset, 0, rows) for offset, rows in self.by_key.get(site, {}).get(history.key, {}).items() if after < offset <= upto
+            (offset, 0, rows)
+            for offset, rows in self.by_key.get(site, {}).get(history.key, {}).items()
+            if after < offset <= upto
         ]
         items += [(offset, 1, entry) for offset, entry in self.control.get(site, []) if offset <= upto]
         engine, state, key = self.engine, history.state, history.key
@@ -132,8 +132,15 @@ class Reference:
                 history.late += [str(r) for r in item if 0 <= r[1] <= watermark]
                 engine.call(state, key, item, time_ms, watermark, offset, out)
             elif isinstance(entry.control, Watermark) and engine.event_time and state.timers:
-                engine.fire(state, key, max(entry.control.value_ms, floor_wm), time_ms, watermark, offset, out)
-            elif isinstance(entry.control, Tick) and engine.has_timers and not engine.event_time and state.timers:
+                engine.fire(
+                    state, key, max(entry.control.value_ms, floor_wm), time_ms, watermark, offset, out
+                )
+            elif (
+                isinstance(entry.control, Tick)
+                and engine.has_timers
+                and not engine.event_time
+                and state.timers
+            ):
                 engine.fire(state, key, time_ms, time_ms, watermark, offset, out)
             history.outputs += out
             history.dead_letters += engine.dead_letters

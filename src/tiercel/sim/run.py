@@ -12,7 +12,8 @@ import msgspec
 
 from tiercel.control.controller import Controller
 from tiercel.core.feed import Phase as FeedPhase
-from tiercel.core.instance import Instance, Phase
+from tiercel.core.instance import Instance
+from tiercel.core.processing import Phase
 from tiercel.core.router import Router
 from tiercel.sim.checkers import Violation, check
 from tiercel.sim.clients import ScriptedMobile, ScriptedProducer
@@ -65,7 +66,11 @@ def run(scenario: Scenario, *, deployment: Deployment | None = None) -> Result:
     if not violations:
         violations = check(deployment, quiet, why)
     controller = deployment.processes["controller"].machine
-    moves = Counter(t.state for t in controller.moves.values()) if isinstance(controller, Controller) else Counter()
+    moves = (
+        Counter(t.state for t in controller.moves.values())
+        if isinstance(controller, Controller)
+        else Counter()
+    )
     return Result(
         scenario.seed,
         violations,

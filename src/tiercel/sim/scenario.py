@@ -27,6 +27,8 @@ SIM_SETTINGS = Settings(
     outbox_frames_max=200,
     shadow_entries_max=500,
     suppressed_max=60,
+    stream_tail_max=12,
+    publish_entries_max=8,
     chunk_keys_max=3,
     chunk_bytes_max=4_096,
     chunks_unacked_max=2,
@@ -102,7 +104,18 @@ class Options(msgspec.Struct, frozen=True):
     mutant: str = ""
 
 
-FAULTS = ("crash", "step", "break", "partition", "one-way", "clog", "swizzle", "slow-disk", "full-disk", "zombie")
+FAULTS = (
+    "crash",
+    "step",
+    "break",
+    "partition",
+    "one-way",
+    "clog",
+    "swizzle",
+    "slow-disk",
+    "full-disk",
+    "zombie",
+)
 
 
 def draw(seed: int, options: Options, points: list[tuple[str, str, str, bool]] | None = None) -> Scenario:
@@ -129,7 +142,9 @@ def draw(seed: int, options: Options, points: list[tuple[str, str, str, bool]] |
         topology=topology,
         kinds=kinds,
         coarser=coarser,
-        latency_ms={f"{a} {b}": rng.choice((1.0, 4.0, 15.0)) for i, a in enumerate(names) for b in names[i + 1 :]},
+        latency_ms={
+            f"{a} {b}": rng.choice((1.0, 4.0, 15.0)) for i, a in enumerate(names) for b in names[i + 1 :]
+        },
         durability=rng.choice(("os", "disk", "disk")),
         sync_ms=rng.choice((0.5, 1.5, 6.0)),
         clock_ms={p: rng.choice((0.0, 0.0, 3.0, 40.0)) for p in processes},
@@ -161,7 +176,9 @@ def _operators(
     modes = {"sessions": "processingTime", "windows": "eventTime"}
     upstream = "input"
     for name in ["alpha", "beta"][: rng.choice((1, 1, 2))]:
-        kinds[name] = rng.choice(("chained", "chained", "forgetful", "listing", "sessions", "windows", "choosy"))
+        kinds[name] = rng.choice(
+            ("chained", "chained", "forgetful", "listing", "sessions", "windows", "choosy")
+        )
         coarser[name] = rng.random() < 0.3
         output, dead = f"{name}.out", f"{name}.dead"
         streams[output] = Stream(output, rng.choice(names))
@@ -170,7 +187,13 @@ def _operators(
         first = tuple(instance_name(name, site, i) for i, site in enumerate(chosen))
         spares += [instance_name(name, rng.choice(names), len(chosen))]
         operators[name] = Operator(
-            name, (upstream,), output, first, slots=16, time_mode=modes.get(kinds[name], "none"), dead_letters=dead
+            name,
+            (upstream,),
+            output,
+            first,
+            slots=16,
+            time_mode=modes.get(kinds[name], "none"),
+            dead_letters=dead,
         )
         upstream = output
     return Topology(sites, streams, operators), kinds, coarser, tuple(spares)
@@ -207,7 +230,12 @@ def _journey(rng: random.Random, name: str, sites: list[str], keys: list[bytes])
 
 
 def _moves(
-    rng: random.Random, topology: Topology, spares: tuple[str, ...], keys: list[bytes], options: Options, end: float
+    rng: random.Random,
+    topology: Topology,
+    spares: tuple[str, ...],
+    keys: list[bytes],
+    options: Options,
+    end: float,
 ) -> list[Action]:
     """Moves by slot and by key; some ask for the same keys again, some go back and forth."""
     actions: list[Action] = []
@@ -224,19 +252,31 @@ def _moves(
         else:
             chosen = tuple(rng.sample(keys, rng.randint(1, 3)))
         at = rng.uniform(40, end * 0.8)
-        actions.append(Action(at, "move", operator.name, destination, strategy=strategy, slots=slots, keys=chosen))
+        actions.append(
+            Action(at, "move", operator.name, destination, strategy=strategy, slots=slots, keys=chosen)
+        )
         if rng.random() < 0.35:  # there and back again
             back = rng.choice(instances)
             again = Action(
-                at + rng.uniform(5, 400), "move", operator.name, back, strategy=rng.choice(options.strategies),
-                slots=slots, keys=chosen,
+                at + rng.uniform(5, 400),
+                "move",
+                operator.name,
+                back,
+                strategy=rng.choice(options.strategies),
+                slots=slots,
+                keys=chosen,
             )
             actions.append(again)
     return actions
 
 
 def _faults(
-    rng: random.Random, options: Options, sites: list[str], instances: list[str], producers: list[str], end: float
+    rng: random.Random,
+    options: Options,
+    sites: list[str],
+    instances: list[str],
+    producers: list[str],
+    end: float,
 ) -> list[Action]:
     actions = []
     allowed = [f for f in options.faults if f != "step"]
@@ -271,6 +311,14 @@ def _step_crashes(
         index = rng.choice(moves)
         actions[index] = msgspec.structs.replace(actions[index], strategy=strategy)
         crashes.append(
-            Action(0.0, "step", role, strategy=strategy, point=step, after=after, for_ms=rng.choice((2.0, 20.0, 150.0)))
+            Action(
+                0.0,
+                "step",
+                role,
+                strategy=strategy,
+                point=step,
+                after=after,
+                for_ms=rng.choice((2.0, 20.0, 150.0)),
+            )
         )
     return crashes

@@ -99,7 +99,9 @@ class Simulated:
         self.digest.update((count, digest))
         return count, digest
 
-    def handleInputRows(self, key: tuple[Key], rows: Iterator[tuple[int, Any]], times: TimerValues) -> Iterator[Row]:
+    def handleInputRows(
+        self, key: tuple[Key], rows: Iterator[tuple[int, Any]], times: TimerValues
+    ) -> Iterator[Row]:
         for event_time, payload in rows:
             count, digest = self.step(key[0], payload)
             yield from self.row(key[0], event_time, payload, times)
@@ -111,7 +113,9 @@ class Simulated:
     def handleInitialState(self, key: tuple[Key], row: tuple[int, Any], times: TimerValues) -> None:
         self.step(key[0], row[1])
 
-    def handleExpiredTimer(self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer) -> Iterator[Row]:
+    def handleExpiredTimer(
+        self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer
+    ) -> Iterator[Row]:
         yield from ()
 
 
@@ -163,7 +167,9 @@ class Sessions(Simulated):
         self.recent.update((mix(0, payload),))
         yield (self.to(key), event_time, (self.name, key, "recent", seen is not None, self.digest.get()))
 
-    def handleExpiredTimer(self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer) -> Iterator[Row]:
+    def handleExpiredTimer(
+        self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer
+    ) -> Iterator[Row]:
         count, digest = self.digest.get() or (0, 0)
         self.digest.clear()
         self.recent.clear()
@@ -189,7 +195,9 @@ class Windows(Simulated):
         if late:
             yield (self.to(key), event_time, (self.name, key, "late", mix(0, payload)))
 
-    def handleExpiredTimer(self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer) -> Iterator[Row]:
+    def handleExpiredTimer(
+        self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer
+    ) -> Iterator[Row]:
         end = expiredTimerInfo.getExpiryTimeInMs()
         count, digest = self.windows.getValue((end - self.width_ms,)) or (0, 0)
         self.windows.removeKey((end - self.width_ms,))

@@ -1,0 +1,9 @@
+"""The base of all messages; a module of its own so that the others need not import each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of everything that crosses a process boundary."""

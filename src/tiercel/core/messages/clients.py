@@ -1,0 +1,67 @@
+"""Producers, mobile sources and subscribers, and what routers answer them."""
+
+from __future__ import annotations
+
+from tiercel.core.messages.base import Message
+from tiercel.core.records import Row, StreamEntry
+
+
+class Hello(Message, frozen=True):
+    """A fixed producer introduces itself; answered by `ProducerMark`."""
+
+    producer: str
+
+
+class ProducerMark(Message, frozen=True):
+    """Everything of this producer up to `seq` is durable. Sent as answer and as acknowledgement."""
+
+    producer: str
+    seq: int
+
+
+class Produce(Message, frozen=True):
+    """Rows of a fixed producer, numbered gap-free. `watermark_ms` promises later event times."""
+
+    producer: str
+    seq: int
+    stream: str
+    rows: list[Row]
+    watermark_ms: int | None = None
+    initial: bool = False  # initial state, before the first tuple
+
+
+class ProduceMobile(Message, frozen=True):
+    """Rows of a mobile source: (key, event time, payload, n), n gap-free per key."""
+
+    source: str
+    frame: int
+    stream: str
+    rows: list[Row]
+
+
+class MobileReceipt(Message, frozen=True):
+    """These frames of a mobile source are safe."""
+
+    source: str
+    frames: list[int]
+
+
+class Subscribe(Message, frozen=True):
+    """Send me this stream's entries with `offset > after`."""
+
+    stream: str
+    after: int
+
+
+class Consumed(Message, frozen=True):
+    """The subscriber has taken everything up to `offset`; more may be sent."""
+
+    stream: str
+    offset: int
+
+
+class Publish(Message, frozen=True):
+    """Durable entries of an output log, in order."""
+
+    stream: str
+    entries: list[StreamEntry]

@@ -1,0 +1,189 @@
+"""Promises of the command line: what it prints, its exit codes, and no traceback for bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tiercel import cli, cli_sim
+from tiercel.sim.campaign import Summary
+from tiercel.sim.checkers import Violation
+from tiercel.sim.crash_points import STEPS
+from tiercel.sim.mutants import MUTANTS, Kill
+from tiercel.sim.run import Result
+from tiercel.sim.scenario import FAULTS, Options
+
+PLANTED = "source-forgets-early"
+SUMMARY = r"seeds=\d+ moves=\d+ faults=\d+ crash_points=\d+/\d+ violations=\d+"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.run_app(list(arguments))
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.out + captured.err
+    return code, captured.out, captured.err
+
+
+# -- runs ----------------------------------------------------------------------------------------------
+
+
+def test_seeds_without_faults_pass_and_end_with_the_summary_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "sim", "--seeds", "4", "--faults", "none", "--jobs", "1")
+    assert code == 0
+    assert re.fullmatch(SUMMARY, out.splitlines()[-1])
+    assert out.splitlines()[-1].endswith("violations=0")
+
+
+def test_a_run_under_a_mutant_fails_and_prints_how_to_replay_and_a_short_script(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = run(capsys, "sim", "--seeds", "8", "--mutant", PLANTED, "--jobs", "1")
+    assert code == 1
+    assert re.search(rf"replay: tiercel sim --seed \d+ --mutant {PLANTED} --trace", out)
+    assert "shortened in" in out
+    assert re.fullmatch(SUMMARY, out.splitlines()[-1])
+
+
+def test_the_replay_command_of_a_failing_seed_fails_again(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "sim", "--seeds", "8", "--mutant", PLANTED, "--jobs", "1", "--json")
+    found = json.loads(out)
+    seed, command = next(iter(found["replays"].items()))
+    assert found["violations"][0]["seed"] == int(seed)
+    code, out, _ = run(capsys, *command.split()[1:])
+    assert code == 1
+    assert found["violations"][0]["violation"]["checker"] in out
+
+
+def test_a_replay_tells_the_story_and_the_same_trace_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+    traces = []
+    for more in (["--trace"], ["--trace"], []):
+        _, out, _ = run(capsys, "sim", "--seed", "3", *more)
+        traces.append(re.search(r"trace=([0-9a-f]+)", out))
+        assert ("start cloud" in out) == bool(more)
+    assert len({found.group(1) for found in traces if found}) == 1
+    assert None not in traces
+
+
+def test_a_mutant_that_is_noticed_is_reported_with_checker_and_seed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("sim", "--mutants", "--mutant", PLANTED, "--seeds", "40", "--jobs", "1")
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    assert re.search(rf"^{PLANTED} +[a-z-]+ at seed \d+$", out, re.MULTILINE)
+    assert out.splitlines()[-1] == "killed 1/1"
+
+
+def test_a_mutant_that_survives_is_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survivors = {"timers-not-moved"}
+    monkeypatch.setattr(cli_sim, "hunt", lambda name, *_: None if name in survivors else Kill("state", 3))
+    code, out, _ = run(capsys, "sim", "--mutants")
+    assert code == 1
+    assert re.search(r"^timers-not-moved +SURVIVED", out, re.MULTILINE)
+    assert out.splitlines()[-1] == f"killed {len(MUTANTS) - 1}/{len(MUTANTS)}"
+
+
+def test_a_violation_at_a_crash_point_is_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = Summary()
+    summary.add(
+        Result(1, [Violation("state", "two owners")], {"done": 1}, 1, [], [], "", 1.0, 0), "live/x/y/after"
+    )
+    monkeypatch.setattr(cli_sim, "run_points", lambda *_: summary)
+    code, out, _ = run(capsys, "sim", "--points")
+    assert code == 1
+    assert "live/x/y/after: state: two owners" in out
+
+
+def test_the_replay_command_repeats_what_differs_from_the_defaults() -> None:
+    options = Options(strategies=("pause",), faults=("crash", "step"), mutant=PLANTED)
+    assert cli_sim.replay_command(7, options) == (
+        f"tiercel sim --seed 7 --strategy pause --faults crash,step --mutant {PLANTED} --trace"
+    )
+    assert cli_sim.replay_command(7, Options(faults=FAULTS)) == "tiercel sim --seed 7 --trace"
+
+
+def test_the_demo_tells_a_live_move_and_judges_its_seeds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiercel.cli_demo.SEEDS", 3)
+    code, out, _ = run(capsys, "demo")
+    assert "Flip" in out
+    assert "the source forgets its copy" in " ".join(out.split())
+    assert code == (0 if "violations=0" in out else 1)
+
+
+# -- lists and help ------------------------------------------------------------------------------------
+
+
+def test_everything_that_can_be_named_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = {
+        "strategies": STEPS,
+        "faults": FAULTS,
+        "mutants": MUTANTS,
+        "checkers": ("exactly-once-input", "one-owner", "core-bug"),
+        "points": ("live/source/Capture/before", "live/source/Capture/after"),
+    }
+    assert set(expected) == set(cli_sim.LISTS)
+    for kind, names in expected.items():
+        code, out, _ = run(capsys, "sim", "--list", kind)
+        assert code == 0
+        assert {line.split()[0] for line in out.splitlines()}.issuperset(names), kind
+
+
+@pytest.mark.parametrize("command", [[], ["sim"], ["demo"]])
+def test_every_command_has_help_with_an_example(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    code, out, _ = run(capsys, *command, "--help")
+    assert code == 0
+    assert re.search(r"Examples?:\s+tiercel", out)
+
+
+# -- bad input -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--strategy", "teleport"], ["'teleport'", "live, pause, restart", "tiercel sim --list strategies"]),
+        (["--strategy", "live,,pause"], ["''", "live, pause, restart"]),
+        (["--faults", "crash,flood"], ["'flood'", "crash, step", "tiercel sim --list faults"]),
+        (["--mutant", "nobody"], ["'nobody'", "timers-not-moved", "tiercel sim --list mutants"]),
+        (["--mutants", "--mutant", "nobody"], ["'nobody'", "tiercel sim --list mutants"]),
+        (["--list", "moons"], ["'moons'", "strategies, faults"]),
+        (["--seeds", "0"], ["--seeds 0", "from 1 to"]),
+        (["--seeds", "-5"], ["--seeds -5", "from 1 to"]),
+        (["--seeds", "99999999999"], ["--seeds 99999999999", "from 1 to"]),
+        (["--seeds", "many"], ["--seeds", "integer"]),
+        (["--first", "-1"], ["--first -1", "from 0 to"]),
+        (["--seed", "-1"], ["--seed -1", "from 0 to"]),
+        (["--jobs", "-2"], ["--jobs -2", "from 0 to"]),
+        (["--trace"], ["--trace", "--seed 42"]),
+        (["--points", "--mutants"], ["--points", "at most one"]),
+        (["--sites", "mars"], ["--sites"]),
+    ],
+)
+def test_bad_input_names_the_value_and_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: list[str]
+) -> None:
+    code, out, err = run(capsys, "sim", *arguments)
+    assert code == 2
+    assert out == ""
+    for part in said:
+        assert part in err
+
+
+def test_the_entry_point_exits_with_the_code_and_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "tiercel.cli", "sim", "--seeds", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: --seeds 0 is out of range")
+    assert "Traceback" not in ended.stderr
