@@ -153,7 +153,7 @@ def _print_list(kind: str) -> None:
         case "checkers":
             _print_pairs(checker_names())
         case "mutants":
-            _print_pairs(MUTANTS)
+            _print_pairs({n: f"{x.rule}: {x.what}" for n, x in MUTANTS.items()})
         case "points":
             print("\n".join(map(str, CRASH_POINTS)))
         case _:

@@ -148,7 +148,7 @@ class Site:
         """Fresh memory for outputs that are kept would be charged to whoever makes them."""
         router = self.router.machine
         assert isinstance(router, Router)
-        router.streams["averages"].entries.clear()
+        router.streams["averages"].tail.clear()
 
     def _perform(self, at: str, effect: Effect) -> None:
         match effect:

@@ -59,10 +59,10 @@ def faults_of(
     for index, move in enumerate(plan.moves):
         found += _faults_of_move(move, topology, alive)
         for other in plan.moves[:index]:
-            if move.operator == other.operator and move.operator in topology.operators:
-                if overlap(move.keys, other.keys, topology.operators[move.operator].slots):
-                    what = f"moves {index} and {plan.moves.index(other)} of the plan share keys of {move.operator!r}"
-                    found.append((Fault.OVERLAPPING, InvalidRequest(what, "expected disjoint key sets")))
+            known = move.operator == other.operator and move.operator in topology.operators
+            if known and overlap(move.keys, other.keys, topology.operators[move.operator].slots):
+                what = f"moves {plan.moves.index(other)} and {index} share keys of {move.operator!r}"
+                found.append((Fault.OVERLAPPING, InvalidRequest(what, "expected disjoint key sets")))
     return found
 
 

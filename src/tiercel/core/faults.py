@@ -18,6 +18,10 @@ class CoreBug(AssertionError):
     """Our own invariant broke. Crash, print the story, keep the seed."""
 
 
+class LimitExceeded(CoreBug):
+    """A queue grew above its limit: senders should have been slowed down."""
+
+
 class InvalidRequest(Exception):
     """A request that cannot be carried out as asked. Nothing was changed."""
 
@@ -34,3 +38,10 @@ class InvalidRequest(Exception):
             f"expected one of: {', '.join(str(a) for a in allowed)}",
             f"list them with: {command or f'tiercel sim --list {kind}s'}",
         )
+
+
+def within(what: str, count: int, limit: int) -> None:
+    """Check a limit; the message says what grew, how far, and how far it may."""
+    if count > limit:
+        msg = f"{what}: {count}, the limit is {limit}"
+        raise LimitExceeded(msg)

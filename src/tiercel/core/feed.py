@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 
+from tiercel.core.faults import within
 from tiercel.core.messages import Dispatch
 from tiercel.core.records import OWN, Entry, Position, Row
 from tiercel.core.step import Step
@@ -145,6 +146,10 @@ class Feed:
         if self.pending:
             step.send(self.instance, Dispatch(self.pending))
             self.pending = []
+
+    def validate(self) -> None:
+        last = self._inflight[-1][1] if self._inflight else 0  # credit is checked before an entry, not within
+        within(f"rows on their way to {self.instance}", self._inflight_rows - last, self.rows_max)
 
     @property
     def idle(self) -> bool:

@@ -149,7 +149,8 @@ class Inbox:
         self._routes.clear()
 
     def update_table(self, step: Step, update: TableUpdate) -> bool:
-        if not self.table.take(update, stale_too=self.mutant == "stale-moved-believed"):
+        stale, sweep = self.mutant == "stale-moved-believed", self.mutant == "epoch-not-compared"
+        if not self.table.take(update, stale_too=stale, sweep_all=sweep):
             return False
         for slot, route in update.slots.items():
             if self.table.slots[slot] == route:
@@ -244,7 +245,7 @@ class Inbox:
             route = self.table.route(key)
             if route.site == self.site:
                 self._sequence_here(step, row, frames, ready)
-            elif route.epoch > epoch or self.mutant == "epoch-not-compared":
+            elif route.epoch > epoch:
                 onward.setdefault(route.site, []).append((*row[:5], route.epoch))
                 corrections[key] = route
             else:

@@ -28,7 +28,7 @@ from tiercel.core.events import (
     Received,
     TimerFired,
 )
-from tiercel.core.faults import CoreBug
+from tiercel.core.faults import CoreBug, within
 from tiercel.core.processing import Phase, Processing
 from tiercel.core.records import (
     SHADOW,
@@ -251,6 +251,19 @@ class Instance(Processing):
             del self.leaving[move]
         for role_out in reply.departures:
             self.take_departure(step, role_out)
+
+    def validate(self) -> None:
+        """Every queue is within its limit; the simulator asks after each event."""
+        limits = self.settings
+        for leaving in self.leaving.values():
+            within(
+                f"chunks of {leaving.move} under way",
+                leaving.sent - leaving.received,
+                limits.chunks_unacked_max,
+            )
+        for arriving in self.arriving.values():
+            largest = 8 * limits.dispatch_rows_max  # one entry's outputs may pass the limit
+            within(f"outputs kept for {arriving.move}", len(arriving.kept), limits.suppressed_max + largest)
 
 
 def merged(entries: list[Entry]) -> list[Entry]:

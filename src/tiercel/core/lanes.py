@@ -88,6 +88,10 @@ class Lane:
     def broken(self) -> None:
         self.connected = False
 
+    @property
+    def under_way(self) -> int:
+        return len(self._inflight)
+
     def taken(self, frames: list[int]) -> None:
         self._inflight.difference_update(frames)
 

@@ -310,7 +310,8 @@ class MoveDesk(Traffic):
     def on_checkpointed(self, step: Step, message: m.Checkpointed) -> None:
         inbox = self.inboxes[operator_of(message.instance)]
         feed = inbox.feeds.get(message.instance)
-        if feed is None or feed.life != message.life:
+        fenced = feed is not None and feed.life != message.life and self.mutant != "zombie-not-fenced"
+        if feed is None or fenced:
             return
         own = {move: offset for move, (stage, offset) in message.moves.items() if stage == OWN}
         for arrival in list(self.arrivals.values()):

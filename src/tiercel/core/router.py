@@ -25,7 +25,7 @@ from tiercel.core.events import (
     Received,
     TimerFired,
 )
-from tiercel.core.faults import CoreBug
+from tiercel.core.faults import CoreBug, within
 from tiercel.core.lanes import Lane
 from tiercel.core.movedesk import MoveDesk
 from tiercel.core.records import StreamEntry
@@ -120,7 +120,8 @@ class Router(MoveDesk):
                 self.on_resume(step, message)
             case m.Said():
                 feed = self.inboxes[operator_of(message.instance)].feeds.get(message.instance)
-                if feed is not None and feed.life == message.life:
+                fenced = feed is None or (feed.life != message.life and self.mutant != "zombie-not-fenced")
+                if not fenced:
                     self.on_move_message(step, message.instance, message.message)
             case m.Retirement():
                 self.retire(step, message.instance)
@@ -201,3 +202,19 @@ class Router(MoveDesk):
         for stream in self.streams.values():
             stream.unsubscribe(peer)
         self.owed = {p: owed for p, owed in self.owed.items() if owed[0] != peer}
+
+    def validate(self) -> None:
+        """Every queue is within its limit; the simulator asks after each event."""
+        limits = self.settings
+        for inbox in self.inboxes.values():
+            for feed in inbox.feeds.values():
+                feed.validate()
+        for lane in self.lanes.values():
+            within(f"frames under way to {lane.to} for {lane.inbox}", lane.under_way, limits.lane_frames_max)
+        for stream in self.streams.values():
+            within(f"entries of {stream.name} in memory", len(stream.tail), limits.stream_tail_max)
+            for name, reading in stream.subscribers.items():
+                sent = reading.sent - reading.consumed
+                within(f"entries of {stream.name} sent to {name}", sent, limits.publish_entries_max)
+        for arrival in self.arrivals.values():
+            within(f"shadow entries of {arrival.move}", len(arrival.shadow), limits.shadow_entries_max + 1)

@@ -81,7 +81,7 @@ class RoutingTable:
             slots[slot] = Route(to, highest[slot] + 1)
         return TableUpdate(slots, kept)
 
-    def take(self, update: TableUpdate, *, stale_too: bool = False) -> bool:
+    def take(self, update: TableUpdate, *, stale_too: bool = False, sweep_all: bool = False) -> bool:
         """Take in what is newer; True if anything changed.
 
         A newer slot sweeps older overrides that it does not list. An override that is new to us is
@@ -94,7 +94,7 @@ class RoutingTable:
                 self.slots[slot] = route
                 changed = True
                 for key, old in self.overrides_in(frozenset((slot,))).items():
-                    if (old.epoch < route.epoch and key not in update.keys) or stale_too:
+                    if (old.epoch < route.epoch and key not in update.keys) or sweep_all:
                         del self.overrides[key]
         for key, route in update.keys.items():
             current = self.overrides.get(key)

@@ -95,7 +95,7 @@ class SourceMove:
     def capture(self, key: Key) -> KeyImage:
         instance = self.instance
         at = instance.applied
-        if instance.settings.mutant == "capture-offset-too-low":
+        if instance.settings.mutant in ("capture-offset-too-low", "digests-not-compared"):
             at -= 1
         elif instance.settings.mutant == "capture-offset-too-high":
             at += 1

@@ -78,7 +78,7 @@ class Deployment:
             self.network.declare(script.name, script.site, LOCAL_MS)
         for journey in self.scenario.journeys:
             self._add(journey.name, lambda life, items, journey=journey: ScriptedMobile(journey))
-            for site in {site for _, site in journey.stops}:
+            for site in sorted({site for _, site in journey.stops}):
                 self.network.declare(journey.name, site, 2.0)
         for stream in self.topology.streams.values():
             if stream.logged:
@@ -103,6 +103,7 @@ class Deployment:
             on_launch=self._launch,
             on_retire=self._retire,
             before_effect=self._before_effect,
+            validate=True,
         )
         return process
 
@@ -118,7 +119,7 @@ class Deployment:
 
         self._add(name, make)
         self.network.declare(name, site_of(name), LOCAL_MS)
-        for other in self.instances:
+        for other in sorted(self.instances):
             if operator_of(other) == operator.name:
                 a, b = site_of(name), site_of(other)
                 latency = LOCAL_MS if a == b else self._latency(a, b)
@@ -291,6 +292,8 @@ class Deployment:
             case "partition" | "one-way":
                 a, b = self._pair(action)
                 self.network.partition([a], [b], action.for_ms, one_way=action.kind == "one-way")
+            case "mute":  # its outputs and answers do not get through: it looks overloaded
+                self.network.clog(action.target, site_of(action.target), action.for_ms, one_way=True)
             case "clog":
                 self.network.clog(*self._pair(action), action.for_ms)
             case "swizzle":

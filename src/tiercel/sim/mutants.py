@@ -19,45 +19,63 @@ from tiercel.sim.scenario import FAULTS, Options
 
 SEEDS_MAX = 200
 
-MUTANTS: dict[str, str] = {
-    "abort-after-flip": "a move may be undone after its Flip; the rule: the Flip record is the decision",
-    "capture-offset-too-high": "a captured key claims one entry more than it holds; "
-    "the rule: state and offset belong together",
-    "capture-offset-too-low": "a captured key claims one entry less than it holds; "
-    "the rule: state and offset belong together",
-    "checkpoint-ahead-of-log": "a checkpoint is stored before what it rests on is durable; "
-    "the rule: nothing others can see rests on an entry that can be lost",
-    "digests-not-compared": "the flip does not wait for equal digests; "
-    "the rule: a destination that differs from its source does not take over",
-    "early-rows-not-held": "a row is appended though an earlier one of its source is under way; "
-    "the rule: rows of one source keep their order",
-    "emit-before-arrival": "the destination emits before the source's last outputs have arrived; "
-    "the rule: outputs of a key are in order across sites",
-    "emit-filter-off-by-one": "the destination emits for the cut itself; the rule: behind it only",
-    "emits-before-cut": "the destination emits once it has adopted the keys; the rule: one owner at a time",
-    "epoch-not-compared": "a row is sent on also by a router that knows no newer owner; "
-    "the rule: rows travel towards newer epochs only",
-    "flip-ignores-watermark": "a move flips before the source has reached the destination's watermark; "
-    "the rule: no output comes behind a watermark",
-    "home-coming-not-held": "rows of a key that comes back are appended at once; "
-    "the rule: they wait for those that are still on the way round",
-    "log-trimmed-too-early": "the log is trimmed at what was processed; the rule: at what was checkpointed",
-    "marks-not-moved": "the marks of a key's sources do not travel with it; the rule: each row counts once",
-    "move-marks-ignored": "outputs of keys on the move are admitted twice; the rule: once",
-    "overlapping-moves-accepted": "a router takes a move whose keys another one holds; "
-    "the rule: two moves at once share no key",
-    "producer-dedup-lost": "a frame that a producer sends again counts again; the rule: once",
-    "rollback-skipped": "an instance ahead of the log it resumes from goes on; "
-    "the rule: it falls back to its checkpoint",
-    "source-forgets-early": "the source drops the keys at the cut; "
-    "the rule: it keeps them until the destination has them safe",
-    "stale-moved-believed": "an old routing update overwrites a newer one; the rule: epochs only grow",
-    "suppressed-not-released": "the destination drops what it computed in the shadow behind the cut; "
-    "the rule: it owes those outputs",
-    "timers-not-moved": "a key arrives without its timers; the rule: timers are part of the state",
-    "watermark-overtakes": "a router promises a watermark while older rows are in its lanes; "
-    "the rule: a watermark does not overtake rows",
-    "zombie-not-fenced": "messages of an older life are taken; the rule: a successor ends it",
+
+class Mutant(NamedTuple):
+    """A planted bug: the rule of the protocol it takes out, and what is then wrong."""
+
+    rule: str
+    what: str
+
+
+MUTANTS: dict[str, Mutant] = {
+    "producer-dedup-lost": Mutant("R1", "a restarted router has forgotten what its producers sent"),
+    "early-rows-not-held": Mutant("R1", "a row is appended though an earlier one of its source is under way"),
+    "marks-not-moved": Mutant("R2", "the new sequencer of a key does not know which rows it has"),
+    "checkpoint-with-holes": Mutant("R3", "a checkpoint claims rows that are still held"),
+    "home-coming-not-held": Mutant("R4", "a key that came home takes new rows before the old ones are back"),
+    "outbox-not-replayed": Mutant("R5", "frames that were under way when a link broke are not sent again"),
+    "sent-before-durable": Mutant("R6", "frames leave a site before they are durable there"),
+    "flip-told-too-early": Mutant("R6", "the source hears of a flip that a crash can still take back"),
+    "checkpoint-ahead-of-log": Mutant("R6", "a checkpoint knows what the log can still forget"),
+    "rollback-skipped": Mutant("R6", "a reader that is ahead of its log goes on as if it were not"),
+    "output-marks-forgotten": Mutant("R8", "a restarted router admits outputs that it has admitted before"),
+    "move-marks-ignored": Mutant("R8", "outputs of keys on the move are admitted twice"),
+    "acknowledged-too-early": Mutant("R9", "a producer is told that its rows are safe before they are"),
+    "emit-before-arrival": Mutant("R10", "the destination's outputs overtake the source's last ones"),
+    "call-not-atomic": Mutant("R11", "what a call changed before it raised survives"),
+    "entries-merged": Mutant("R12", "a replay makes other calls than the first run did"),
+    "attributes-survive": Mutant("R13", "a processor remembers things that a replay does not have"),
+    "digests-not-compared": Mutant("R13", "a destination that differs from its source takes over"),
+    "stale-moved-believed": Mutant("R14", "old news about an owner replaces newer"),
+    "epoch-not-compared": Mutant("R15", "a slot's news sweeps overrides that are newer than it"),
+    "clock-not-carried": Mutant("R17", "a moved key's clock and watermark run backwards"),
+    "watermark-overtakes": Mutant("R17", "a watermark is promised while rows below it are under way"),
+    "flip-ignores-watermark": Mutant("R18", "keys move to a place whose watermark is ahead of theirs"),
+    "ticks-not-held": Mutant("R19", "ticks and watermarks that pass while a key is held are lost for it"),
+    "tick-delivered-twice": Mutant("R19", "timers fire before their time"),
+    "deleted-keys-not-told": Mutant(
+        "R20", "the destination is not told of keys that died before their capture"
+    ),
+    "shadow-from-begin": Mutant("R21", "rows between an overloaded source and Begin are not shadowed"),
+    "capture-offset-too-low": Mutant("R21", "a captured key claims one entry less than it holds"),
+    "capture-offset-too-high": Mutant("R21", "a captured key claims one entry more than it holds"),
+    "suppressed-not-released": Mutant("R21", "what the source still owed at the cut is nobody's"),
+    "vote-forgotten": Mutant("R22", "a restarted router has forgotten that it promised to adopt"),
+    "cut-not-enforced": Mutant("R23", "a source that was taken over may emit again"),
+    "shadow-not-stored": Mutant("R24", "a destination that restarts finds no shadow entries"),
+    "source-forgets-early": Mutant("R25", "the source deletes keys before the destination has them durably"),
+    "stale-copies-kept": Mutant("R25", "a restored instance keeps keys that the log has given away"),
+    "abort-after-flip": Mutant("R26", "a decided move is undone"),
+    "positions-flattened": Mutant("R27", "a checkpoint claims one position for all it holds"),
+    "zombie-not-fenced": Mutant("R29", "a life that was replaced is still listened to"),
+    "held-rows-close-the-lane": Mutant(
+        "R30", "held rows use up the window of the lane that would release them"
+    ),
+    "emit-filter-off-by-one": Mutant("P1", "the destination also emits for the cut itself"),
+    "emits-before-cut": Mutant("P3", "the destination emits before the source has stopped"),
+    "timers-not-moved": Mutant("P1", "timers stay behind"),
+    "overlapping-moves-accepted": Mutant("R22", "two moves of one key run at once"),
+    "log-trimmed-too-early": Mutant("P1", "entries are deleted before every reader's checkpoint covers them"),
 }
 
 

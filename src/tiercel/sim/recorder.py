@@ -59,10 +59,8 @@ def steps_of(event: Event, effects: Sequence[Effect]) -> list[tuple[str, str]]:
         case TimerFired(name=name) if name.startswith("capture|"):
             return [(name[8:], "timer:capture")]
         case Durable():
-            return [
-                (e.message.move, f"Durable>{type(e.message).__name__}")
-                for e in effects
-                if isinstance(e, Send) and getattr(e.message, "move", None)
-            ]
+            sent = [e.message for e in effects if isinstance(e, Send)]
+            plain: list[Any] = [s.message if isinstance(s, m.Said) else s for s in sent]
+            return [(p.move, f"Durable>{type(p).__name__}") for p in plain if getattr(p, "move", None)]
         case _:
             return []

@@ -47,6 +47,7 @@ class Reference:
         self.adopts: dict[str, tuple[str, int, Adopt]] = {}
         self.flips: dict[str, list[tuple[int, str]]] = {}
         self.keys: set[Key] = set()
+        self.table = RoutingTable.initial(operator)
         self.missing: list[str] = []
         self.by_key: dict[str, dict[Key, dict[int, list[Row]]]] = {}
         self.control: dict[str, list[tuple[int, Entry]]] = {}
@@ -83,7 +84,7 @@ class Reference:
 
     def _history(self, key: Key) -> KeyHistory:
         history = KeyHistory(key)
-        first = RoutingTable.initial(self.operator).route(key)
+        first = self.table.route(key)
         history.instance = first.instance
         site, after, floor_time, floor_wm = first.site, 0, 0, -1
         history.state.epoch = first.epoch

@@ -11,6 +11,7 @@ from collections import Counter
 import msgspec
 
 from tiercel.control.controller import Controller
+from tiercel.core.faults import LimitExceeded
 from tiercel.core.feed import Phase as FeedPhase
 from tiercel.core.instance import Instance
 from tiercel.core.processing import Phase
@@ -60,7 +61,8 @@ def run(scenario: Scenario, *, deployment: Deployment | None = None) -> Result:
                 break
     except MachineFailed as failure:
         cause = failure.__cause__
-        violations.append(Violation("core-bug", f"{failure}: {type(cause).__name__}: {cause}"))
+        checker = "bounded" if isinstance(cause, LimitExceeded) else "core-bug"
+        violations.append(Violation(checker, f"{failure}: {type(cause).__name__}: {cause}"))
     except NotQuiet as restless:
         why = str(restless)
     if not violations:

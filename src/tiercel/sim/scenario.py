@@ -114,6 +114,7 @@ FAULTS = (
     "swizzle",
     "slow-disk",
     "full-disk",
+    "mute",
     "zombie",
 )
 
@@ -289,6 +290,8 @@ def _faults(
             actions.append(Action(at, kind, who, for_ms=rng.choice((2.0, 20.0, 150.0))))
         elif kind == "zombie":
             actions.append(Action(at, kind, rng.choice(instances), for_ms=rng.choice((20.0, 120.0))))
+        elif kind == "mute":
+            actions.append(Action(at, kind, rng.choice(instances), for_ms=rng.choice((60.0, 250.0))))
         elif kind in ("slow-disk", "full-disk"):
             actions.append(Action(at, kind, rng.choice([*sites, *instances]), for_ms=length))
         elif kind == "swizzle":
