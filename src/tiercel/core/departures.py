@@ -236,9 +236,11 @@ class Departure:
             self.shadow(step, entry)
 
     def shadow(self, step: Step, entry: Entry) -> None:
+        """The move's share of an entry. Before Begin it is spread over all that the source reads."""
         rows = entry.parts.get(self.part, [])
         if entry.offset <= self.record.begin_offset:
-            rows = rows + [r for r in entry.parts.get(self.source, []) if self.leaving(r[0])]
+            read = [r for n, r in entry.parts.items() if n == self.source or n.endswith("|" + self.source)]
+            rows = [row for part in read for row in part if self.leaving(row[0])]
         control = entry.control if isinstance(entry.control, Tick | Watermark | Compare) else None
         if rows or control is not None:
             self.shadow_entries += 1

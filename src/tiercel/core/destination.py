@@ -254,7 +254,6 @@ class DestinationMove:
         time_ms, watermark_ms = self._times(key, position, time_ms, marks)
         out: list[Output] = []
         engine = instance.engine
-        engine.begin_entry()
         before, engine.dead_letters = engine.dead_letters, []
         engine.call(state, key, rows, time_ms, watermark_ms, position[1], out)
         dead, engine.dead_letters = engine.dead_letters, before
@@ -277,7 +276,6 @@ class DestinationMove:
             watermark_ms = max(watermark_ms, due)
         out: list[Output] = []
         engine = instance.engine
-        engine.begin_entry()
         before, engine.dead_letters = engine.dead_letters, []
         engine.fire(state, key, due, time_ms, watermark_ms, position[1], out)
         dead, engine.dead_letters = engine.dead_letters, before

@@ -39,13 +39,12 @@ class Engine:
         self._attributes = dict(vars(code.processor))
         self.dead_letters: list[Output] = []
 
-    def begin_entry(self) -> None:
-        """Attributes of a processor do not survive an entry: a replay would not have them."""
-        if self.mutant == "attributes-survive":
-            return
-        attributes = vars(self.code.processor)
-        attributes.clear()
-        attributes.update(self._attributes)
+    def _reset(self) -> None:
+        """Attributes of a processor do not survive a call: a replay, or a shadow, would not have them."""
+        if self.mutant != "attributes-survive":
+            attributes = vars(self.code.processor)
+            attributes.clear()
+            attributes.update(self._attributes)
 
     def call(
         self,
@@ -63,6 +62,7 @@ class Engine:
         handle.time_ms = time_ms
         times = code.timer_values(time_ms, watermark_ms)
         before = len(out)
+        self._reset()
         try:
             if rows[0][1] == INITIAL:
                 for row in code.user_rows(rows):
@@ -99,6 +99,7 @@ class Engine:
     ) -> None:
         """A row of a call that raised, by itself: only the rows that are at fault are refused."""
         mark = len(out)
+        self._reset()
         try:
             if row[1] == INITIAL:
                 for initial in self.code.user_rows([row]):
@@ -141,6 +142,7 @@ class Engine:
             if expiry > due_ms:
                 break
             mark = len(out)
+            self._reset()
             try:
                 for output in code.processor.handleExpiredTimer(
                     key=state.user_key,

@@ -60,6 +60,11 @@ class Lane:
             self.via[n] = via
         step.put(("lane", self.to, self.inbox, n), (frame, watermark_ms))
         step.put(("lane_next", self.to, self.inbox), self.next_n)
+        if self.mutant == "sent-before-durable" or (
+            self.mutant == "flip-told-too-early" and notice is not None
+        ):
+            self.durable_n = n
+            self.pump(step)
         return n
 
     def pump(self, step: Step) -> None:
@@ -68,9 +73,7 @@ class Lane:
             return
         sent = []
         for n in self._unsent:
-            if len(self._inflight) >= self.window:
-                break
-            if n > self.durable_n and self.mutant != "sent-before-durable":
+            if n > self.durable_n or len(self._inflight) >= self.window:
                 break
             step.send(self.to, self.frames[n])
             self._inflight.add(n)

@@ -90,7 +90,6 @@ class Processing:
     def process(self, step: Step, entry: Entry) -> None:
         """One log entry: our own keys, keys on their way out, keys on their way in; or a control record."""
         self.time_ms = entry.time_ms
-        self.engine.begin_entry()
         for name, rows in entry.parts.items():
             if name == self.name:
                 if entry.offset > self.applied:

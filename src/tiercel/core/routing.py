@@ -96,7 +96,7 @@ class RoutingTable:
                 for key, old in self.overrides_in(frozenset((slot,))).items():
                     if (old.epoch < route.epoch and key not in update.keys) or sweep_all:
                         del self.overrides[key]
-        for key, route in update.keys.items():
+        for key, route in update.keys.items() if not (sweep_all and update.slots) else ():
             current = self.overrides.get(key)
             if current is not None:
                 newer = route.epoch > current.epoch

@@ -47,6 +47,7 @@ class SourceMove:
         self.chunks: list[m.Chunk] = []
         self.chunk_at: list[int] = []  # a chunk leaves when the log is durable up to here
         self.captured_through = 1 << 60
+        self.blocked = False
         self.sent = 0
         self.received = 0
         self.captured_at: dict[Key, int] = {}
@@ -72,7 +73,8 @@ class SourceMove:
         if self.phase is not Phase.CAPTURING:
             return
         settings = self.instance.settings
-        if self.sent - self.received >= settings.chunks_unacked_max:
+        self.blocked = self.sent - self.received >= settings.chunks_unacked_max
+        if self.blocked:
             return  # the receipt brings us back here
         images: list[KeyImage] = []
         size = 0
@@ -85,7 +87,7 @@ class SourceMove:
         if images:
             self.add_chunk(images)
         if self.queue:
-            step.timer(f"capture|{self.move}", step.now_ms + 0.5)
+            step.timer(f"capture|{self.move}", step.now_ms + settings.capture_pause_ms)
         else:
             self.phase = Phase.CAPTURED
             self.captured_through = self.instance.applied
@@ -127,7 +129,7 @@ class SourceMove:
 
     def on_receipt(self, step: Step, message: m.ChunkReceipt) -> None:
         self.received = max(self.received, message.upto)
-        if self.phase is Phase.CAPTURING:
+        if self.phase is Phase.CAPTURING and self.blocked:
             self.capture_some(step)
         else:
             self.pump(step)

@@ -38,8 +38,7 @@ class Strategy:
     def say_flip(self, departure: Departure, step: Step) -> None:
         role = departure.role()
         assert role is not None
-        send = step.send if departure.inbox.mutant == "flip-told-too-early" else step.send_durable
-        send(departure.source, m.FlipNotice(departure.move, role))
+        step.send_durable(departure.source, m.FlipNotice(departure.move, role))
 
 
 class Live(Strategy):

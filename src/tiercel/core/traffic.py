@@ -214,8 +214,9 @@ class Traffic(Site):
     def on_moved(self, step: Step, message: m.Moved) -> None:
         """News of others. That keys are ours we believe only the Flip in our lane, with all it carries."""
         inbox = self.inboxes[message.operator]
-        slots = {s: r for s, r in message.update.slots.items() if r.site != self.site}
-        keys = {k: r for k, r in message.update.keys.items() if r.site != self.site}
+        ours = self.site if self.mutant != "stale-moved-believed" else ""
+        slots = {s: r for s, r in message.update.slots.items() if r.site != ours}
+        keys = {k: r for k, r in message.update.keys.items() if r.site != ours}
         if inbox.update_table(step, TableUpdate(slots, keys)):
             self.sequence_again(step, inbox, inbox.release_waiting())
 

@@ -180,9 +180,13 @@ class Deployment:
         for role in self._roles(process, move):
             strategy = self.moves[move].strategy
             self.steps_seen.add((strategy, role, step))
-            for action in self.step_crashes:
+            for action in list(self.step_crashes):
                 if (action.strategy, action.target, action.point) == (strategy, role, step):
                     self.step_crashes.remove(action)
+                    if action.other == "mute":
+                        self.faults += 1
+                        self.network.clog(process.name, site_of(process.name), action.for_ms, one_way=True)
+                        continue
                     self.points_hit.add((strategy, role, step, action.after))
                     self.faults += 1
                     process.restart_after(action.for_ms)

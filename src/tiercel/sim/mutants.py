@@ -8,8 +8,9 @@ A mutant is killed by a seed that fails under it and passes with the unchanged c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,11 +21,26 @@ from tiercel.sim.scenario import FAULTS, Options
 SEEDS_MAX = 200
 
 
+CHAINS = {
+    "kinds": ("chained", "windows"),
+    "last_kinds": ("windows",),
+    "chain": (2,),
+    "journeys": (0,),
+    "sites_min": 2,
+}
+DYING = {"kinds": ("forgetful",), "strategies": ("live",)}
+ROAMING = {"journeys": (2,), "lane_frames_max": 1, "sites_min": 2}
+CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
+
+
 class Mutant(NamedTuple):
     """A planted bug: the rule of the protocol it takes out, and what is then wrong."""
 
     rule: str
     what: str
+    focus: Mapping[str, Any] = MappingProxyType(
+        {}
+    )  # what to draw more of, where the bug needs something rare
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -48,9 +64,11 @@ MUTANTS: dict[str, Mutant] = {
     "digests-not-compared": Mutant("R13", "a destination that differs from its source takes over"),
     "stale-moved-believed": Mutant("R14", "old news about an owner replaces newer"),
     "epoch-not-compared": Mutant("R15", "a slot's news sweeps overrides that are newer than it"),
-    "clock-not-carried": Mutant("R17", "a moved key's clock and watermark run backwards"),
+    "clock-not-carried": Mutant("R17", "a moved key's clock and watermark run backwards", CLOCKS),
     "watermark-overtakes": Mutant("R17", "a watermark is promised while rows below it are under way"),
-    "flip-ignores-watermark": Mutant("R18", "keys move to a place whose watermark is ahead of theirs"),
+    "flip-ignores-watermark": Mutant(
+        "R18", "keys move to a place whose watermark is ahead of theirs", CHAINS
+    ),
     "ticks-not-held": Mutant("R19", "ticks and watermarks that pass while a key is held are lost for it"),
     "tick-delivered-twice": Mutant("R19", "timers fire before their time"),
     "deleted-keys-not-told": Mutant(
@@ -87,7 +105,7 @@ class Kill(NamedTuple):
 
 
 def options_of(mutant: str) -> Options:
-    return Options(faults=FAULTS, mutant=mutant)
+    return Options(faults=FAULTS, mutant=mutant, **MUTANTS[mutant].focus)
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -91,11 +91,12 @@ class Reference:
         while True:
             history.owners.append(site)
             flip, following = self._next_flip(site, after, key)
-            self._replay(history, site, after, flip, floor_time, floor_wm)
+            wm = self._replay(history, site, after, flip, floor_time, floor_wm)
             if following is None:
                 return history
+            flipped_ms = self.recorder.logs[site, self.operator.name][flip].time_ms
+            floor_time, floor_wm = max(floor_time, flipped_ms), wm
             site, after, adopt = following
-            floor_time, floor_wm = max(floor_time, adopt.time_ms), max(floor_wm, adopt.watermark_ms)
             route = adopt.update.keys.get(key) or adopt.update.slots[slot_of(key, self.operator.slots)]
             history.state.epoch = route.epoch
             history.instance = route.instance
@@ -109,7 +110,7 @@ class Reference:
 
     def _replay(
         self, history: KeyHistory, site: str, after: int, upto: int, floor_time: int, floor_wm: int
-    ) -> None:
+    ) -> int:
         items: list[tuple[int, int, Any]] = [
             (offset, 0, rows)
             for offset, rows in self.by_key.get(site, {}).get(history.key, {}).items()
@@ -127,7 +128,6 @@ class Reference:
                 continue
             time_ms = max(entry.time_ms, floor_time)
             out: list[Output] = []
-            engine.begin_entry()
             if kind == 0:
                 history.rows += item
                 history.late += [str(r) for r in item if 0 <= r[1] <= watermark]
@@ -147,3 +147,4 @@ class Reference:
             history.dead_letters += engine.dead_letters
             engine.dead_letters = []
             engine.handle.new_timers.clear()
+        return watermark

@@ -12,6 +12,7 @@ import msgspec
 
 from tiercel.core.settings import Settings
 from tiercel.core.topology import Operator, Stream, Topology, instance_name
+from tiercel.workloads.processors import KINDS
 
 SIM_SETTINGS = Settings(
     retry_ms=40.0,
@@ -29,7 +30,8 @@ SIM_SETTINGS = Settings(
     suppressed_max=60,
     stream_tail_max=12,
     publish_entries_max=8,
-    chunk_keys_max=3,
+    chunk_keys_max=1,
+    capture_pause_ms=9.0,
     chunk_bytes_max=4_096,
     chunks_unacked_max=2,
 )
@@ -101,7 +103,13 @@ class Options(msgspec.Struct, frozen=True):
     strategies: tuple[str, ...] = ("live", "pause", "restart")
     faults: tuple[str, ...] = ()
     sites_max: int = 4
+    sites_min: int = 1
     mutant: str = ""
+    kinds: tuple[str, ...] = (*KINDS, "sessions", "windows", "forgetful")  # drawn from, per operator
+    last_kinds: tuple[str, ...] = ()  # for the second operator of a chain, if other ones
+    chain: tuple[int, ...] = (1, 1, 2)  # how many operators
+    journeys: tuple[int, ...] = (0, 1, 1, 2)  # how many mobile sources
+    lane_frames_max: int = 6
 
 
 FAULTS = (
@@ -125,11 +133,11 @@ def draw(seed: int, options: Options, points: list[tuple[str, str, str, bool]] |
     sites = _sites(rng, options)
     names = list(sites)
     producers = {f"p{i}": rng.choice(names) for i in range(rng.randint(1, 3))}
-    topology, kinds, coarser, spares = _operators(rng, sites, producers)
+    topology, kinds, coarser, spares = _operators(rng, sites, producers, options)
     keys = [f"{rng.choice('abcd')}{i % 3}{i}".encode() for i in range(rng.randint(6, 16))]
     weights = [1.0 / (i + 1) for i in range(len(keys))]  # the first key is hot
     traffic = [_traffic(rng, name, site, keys, weights) for name, site in producers.items()]
-    journeys = [_journey(rng, f"car{i}", names, keys) for i in range(rng.choice((0, 1, 1, 2)))]
+    journeys = [_journey(rng, f"car{i}", names, keys) for i in range(rng.choice(options.journeys))]
     end = max(t.start_ms + t.gap_ms * len(t.frames) for t in traffic)
     instances = [i for o in topology.operators.values() for i in o.instances] + list(spares)
     processes = [*names, *instances, "controller"]
@@ -152,13 +160,15 @@ def draw(seed: int, options: Options, points: list[tuple[str, str, str, bool]] |
         traffic=traffic,
         journeys=journeys,
         actions=sorted(actions, key=lambda a: a.at_ms),
-        settings=msgspec.structs.replace(SIM_SETTINGS, mutant=options.mutant),
+        settings=msgspec.structs.replace(
+            SIM_SETTINGS, mutant=options.mutant, lane_frames_max=options.lane_frames_max
+        ),
         spares=spares,
     )
 
 
 def _sites(rng: random.Random, options: Options) -> dict[str, str | None]:
-    count = rng.choice([n for n in (1, 2, 2, 3, 3, 4, 6) if n <= options.sites_max])
+    count = rng.choice([n for n in (1, 2, 2, 3, 3, 4, 6) if options.sites_min <= n <= options.sites_max])
     sites: dict[str, str | None] = {"cloud": None}
     for i in range(1, count):
         sites[f"edge{i}"] = rng.choice(list(sites))
@@ -166,7 +176,7 @@ def _sites(rng: random.Random, options: Options) -> dict[str, str | None]:
 
 
 def _operators(
-    rng: random.Random, sites: dict[str, str | None], producers: dict[str, str]
+    rng: random.Random, sites: dict[str, str | None], producers: dict[str, str], options: Options
 ) -> tuple[Topology, dict[str, str], dict[str, bool], tuple[str, ...]]:
     names = list(sites)
     streams = {"input": Stream("input", "cloud", logged=False, producers=producers)}
@@ -176,10 +186,8 @@ def _operators(
     spares: list[str] = []
     modes = {"sessions": "processingTime", "windows": "eventTime"}
     upstream = "input"
-    for name in ["alpha", "beta"][: rng.choice((1, 1, 2))]:
-        kinds[name] = rng.choice(
-            ("chained", "chained", "forgetful", "listing", "sessions", "windows", "choosy")
-        )
+    for name in ["alpha", "beta"][: rng.choice(options.chain)]:
+        kinds[name] = rng.choice((name == "beta" and options.last_kinds) or options.kinds)
         coarser[name] = rng.random() < 0.3
         output, dead = f"{name}.out", f"{name}.dead"
         streams[output] = Stream(output, rng.choice(names))
@@ -240,7 +248,7 @@ def _moves(
 ) -> list[Action]:
     """Moves by slot and by key; some ask for the same keys again, some go back and forth."""
     actions: list[Action] = []
-    for _ in range(rng.randint(2, 5)):
+    for _ in range(rng.randint(2, 6)):
         operator = rng.choice(list(topology.operators.values()))
         instances = [*operator.instances, *(s for s in spares if s.startswith(operator.name + "@"))]
         destination = rng.choice(instances)
@@ -302,6 +310,9 @@ def _faults(
     return actions
 
 
+OVERLOAD_POINTS = ("Dispatch:Compare", "Dispatch:Begin", "ChunkReceipt")
+
+
 def _step_crashes(
     rng: random.Random, seed: int, actions: list[Action], points: list[tuple[str, str, str, bool]]
 ) -> list[Action]:
@@ -324,4 +335,7 @@ def _step_crashes(
                 for_ms=rng.choice((2.0, 20.0, 150.0)),
             )
         )
+    if rng.random() < 0.3:  # an overloaded source: nothing of it gets through around the flip
+        muted = Action(0.0, "step", "source", "mute", 300.0, "live", point=rng.choice(OVERLOAD_POINTS))
+        crashes.append(muted)
     return crashes

@@ -124,10 +124,10 @@ class Chained(Simulated):
 
 
 class Forgetful(Simulated):
-    """Deletes its state after every third row: keys die and are born again."""
+    """Deletes its state after every second row: keys die and are born again."""
 
     def row(self, key: Key, event_time: int, payload: Any, times: TimerValues) -> Iterator[Row]:
-        if (self.digest.get() or (0,))[0] % 3 == 0:
+        if (self.digest.get() or (0,))[0] % 2 == 0:
             self.digest.clear()
         yield from ()
 
@@ -165,7 +165,8 @@ class Sessions(Simulated):
         self.handle.registerTimer(times.getCurrentProcessingTimeInMs() + self.gap_ms)
         seen = self.recent.get()
         self.recent.update((mix(0, payload),))
-        yield (self.to(key), event_time, (self.name, key, "recent", seen is not None, self.digest.get()))
+        now = times.getCurrentProcessingTimeInMs()
+        yield (self.to(key), event_time, (self.name, key, "recent", seen is not None, now, self.digest.get()))
 
     def handleExpiredTimer(
         self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer
@@ -214,6 +215,14 @@ class Choosy(Simulated):
         yield from ()
 
 
+class Mindful(Simulated):
+    """Counts in an attribute what a call brings; the count must begin anew with each call."""
+
+    def row(self, key: Key, event_time: int, payload: Any, times: TimerValues) -> Iterator[Row]:
+        self.rows_seen = getattr(self, "rows_seen", 0) + 1
+        yield (self.to(key), event_time, (self.name, key, "seen", self.rows_seen, self.digest.get()))
+
+
 KINDS: dict[str, type[Simulated]] = {
     "chained": Chained,
     "forgetful": Forgetful,
@@ -221,4 +230,5 @@ KINDS: dict[str, type[Simulated]] = {
     "sessions": Sessions,
     "windows": Windows,
     "choosy": Choosy,
+    "mindful": Mindful,
 }
