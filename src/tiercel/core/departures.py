@@ -241,7 +241,9 @@ class Departure:
         if entry.offset <= self.record.begin_offset:
             read = [r for n, r in entry.parts.items() if n == self.source or n.endswith("|" + self.source)]
             rows = [row for part in read for row in part if self.leaving(row[0])]
-        control = entry.control if isinstance(entry.control, Tick | Watermark | Compare) else None
+        control = entry.control
+        if not isinstance(control, Tick | Watermark) and control != Compare(self.move):
+            control = None  # other moves' records are theirs
         if rows or control is not None:
             self.shadow_entries += 1
             self.notify(step, m.ShadowNotice(self.move, entry.offset, entry.time_ms, rows, control))

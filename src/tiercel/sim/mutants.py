@@ -28,8 +28,8 @@ CHAINS = {
     "journeys": (0,),
     "sites_min": 2,
 }
-DYING = {"kinds": ("forgetful",), "strategies": ("live",)}
-ROAMING = {"journeys": (2,), "lane_frames_max": 1, "sites_min": 2}
+DYING = {"kinds": ("forgetful",), "strategies": ("live",), "capture_pause_ms": 40.0, "move_slots_max": 16}
+ROAMING = {"journeys": (4,), "lane_frames_max": 1, "sites_min": 3, "sites_max": 6}
 CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
 
 
@@ -72,7 +72,7 @@ MUTANTS: dict[str, Mutant] = {
     "ticks-not-held": Mutant("R19", "ticks and watermarks that pass while a key is held are lost for it"),
     "tick-delivered-twice": Mutant("R19", "timers fire before their time"),
     "deleted-keys-not-told": Mutant(
-        "R20", "the destination is not told of keys that died before their capture"
+        "R20", "the destination is not told of keys that died before their capture", DYING
     ),
     "shadow-from-begin": Mutant("R21", "rows between an overloaded source and Begin are not shadowed"),
     "capture-offset-too-low": Mutant("R21", "a captured key claims one entry less than it holds"),
@@ -87,7 +87,7 @@ MUTANTS: dict[str, Mutant] = {
     "positions-flattened": Mutant("R27", "a checkpoint claims one position for all it holds"),
     "zombie-not-fenced": Mutant("R29", "a life that was replaced is still listened to"),
     "held-rows-close-the-lane": Mutant(
-        "R30", "held rows use up the window of the lane that would release them"
+        "R30", "held rows use up the window of the lane that would release them", ROAMING
     ),
     "emit-filter-off-by-one": Mutant("P1", "the destination also emits for the cut itself"),
     "emits-before-cut": Mutant("P3", "the destination emits before the source has stopped"),

@@ -110,6 +110,8 @@ class Options(msgspec.Struct, frozen=True):
     chain: tuple[int, ...] = (1, 1, 2)  # how many operators
     journeys: tuple[int, ...] = (0, 1, 1, 2)  # how many mobile sources
     lane_frames_max: int = 6
+    capture_pause_ms: float = 9.0
+    move_slots_max: int = 5
 
 
 FAULTS = (
@@ -161,7 +163,10 @@ def draw(seed: int, options: Options, points: list[tuple[str, str, str, bool]] |
         journeys=journeys,
         actions=sorted(actions, key=lambda a: a.at_ms),
         settings=msgspec.structs.replace(
-            SIM_SETTINGS, mutant=options.mutant, lane_frames_max=options.lane_frames_max
+            SIM_SETTINGS,
+            mutant=options.mutant,
+            lane_frames_max=options.lane_frames_max,
+            capture_pause_ms=options.capture_pause_ms,
         ),
         spares=spares,
     )
@@ -257,7 +262,7 @@ def _moves(
         chosen: tuple[bytes, ...] = ()
         if rng.random() < 0.6:
             first = rng.randrange(operator.slots)
-            slots = tuple(range(first, min(operator.slots, first + rng.randint(1, 5))))
+            slots = tuple(range(first, min(operator.slots, first + rng.randint(1, options.move_slots_max))))
         else:
             chosen = tuple(rng.sample(keys, rng.randint(1, 3)))
         at = rng.uniform(40, end * 0.8)
