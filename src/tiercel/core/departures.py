@@ -84,7 +84,7 @@ class Departure:
         self.captured = False
         self.shadow_live = False
         self.shadow_cursor = 0
-        self.shadow_entries = 0
+        self.emitted_unsettled: tuple[int, set[tuple[str, str, int]]] | None = None
         self.unsettled: set[tuple[str, str, int]] = set()  # output frames that must arrive before EmitFrom
         self.asked_by = ""
         self.deadline_ms = float("inf")
@@ -245,15 +245,19 @@ class Departure:
         if not isinstance(control, Tick | Watermark) and control != Compare(self.move):
             control = None  # other moves' records are theirs
         if rows or control is not None:
-            self.shadow_entries += 1
             self.notify(step, m.ShadowNotice(self.move, entry.offset, entry.time_ms, rows, control))
-            if self.shadow_entries > self.inbox.settings.shadow_entries_max:
+            if self.router.shadow_backlog(self) > self.inbox.settings.shadow_entries_max:
                 self.abort(step, "the shadow lane is full")
 
     def tell_emitted(self, step: Step) -> None:
         """What the source emitted and the receivers have, the destination need not keep."""
-        if not self.router.unsettled_outputs(self.inbox.name):
-            self.notify(step, m.EmittedNotice(self.move, self.inbox.emitted.get(self.source, 0)))
+        if self.emitted_unsettled is None:
+            emitted = self.inbox.emitted.get(self.source, 0)
+            self.emitted_unsettled = (emitted, self.router.unsettled_outputs(self.inbox.name))
+        offset, unsettled = self.emitted_unsettled
+        if not unsettled:
+            self.emitted_unsettled = None
+            self.notify(step, m.EmittedNotice(self.move, offset))
 
     def on_captured(self, step: Step) -> None:
         if self.phase is Phase.SHADOWING and self.record.capture_from >= 0:
@@ -341,7 +345,9 @@ class Departure:
 
     def on_cut(self, step: Step, message: m.Cut) -> None:
         if self.phase is Phase.FLIPPED:
-            self.cut(step, message.offset, "the source said so")
+            admitted = min(self.inbox.emitted.get(self.source, 0), self.record.flip_offset)
+            # a source that fell back to its checkpoint may say less than has already gone out
+            self.cut(step, max(message.offset, admitted), "the source said so")
 
     def take_over(self, step: Step) -> None:
         """The source is silent: what it emitted is known, the rest is the destination's."""
@@ -359,6 +365,8 @@ class Departure:
         self.advance(step)
 
     def output_frame_settled(self, step: Step, frame: tuple[str, str, int]) -> None:
+        if self.emitted_unsettled is not None:
+            self.emitted_unsettled[1].discard(frame)
         if frame in self.unsettled:
             self.unsettled.discard(frame)
             self.advance(step)

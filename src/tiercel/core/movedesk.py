@@ -210,6 +210,13 @@ class MoveDesk(Traffic):
         if feed is not None and feed.phase in (FeedPhase.LIVE, FeedPhase.CATCHING_UP):
             step.send(arrival.destination, message)  # else it is fed when it resumes
 
+    def shadow_backlog(self, departure: Departure) -> int:
+        """Shadow entries that the destination's side does not have yet, or does not have durably."""
+        if departure.to_site != self.site:
+            return len(self.lane(departure.to_site, departure.inbox.name).frames)
+        arrival = self.arrivals.get(departure.move)
+        return len(arrival.shadow) if arrival is not None else 0
+
     def set_shadow_hook(self, inbox: Inbox) -> None:
         """Entries are shown to moves only while there are moves: an idle path has no such step."""
         interested = [
@@ -333,6 +340,9 @@ class MoveDesk(Traffic):
         inbox = self.inboxes[operator_of(instance)]
         inbox.readers.pop(instance, None)
         inbox.feeds.pop(instance, None)
+        for departure in list(self.departures.values()):
+            if departure.source == instance and departure.phase is DeparturePhase.DONE:
+                self.end_departure(step, departure)  # nobody is left to forget the keys
         step.delete(("reader", inbox.name, instance))
 
     # -- time --------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ class SourceMove:
         self.chunk_at: list[int] = []  # a chunk leaves when the log is durable up to here
         self.captured_through = 1 << 60
         self.blocked = False
+        self.end_told = False
         self.sent = 0
         self.received = 0
         self.captured_at: dict[Key, int] = {}
@@ -124,7 +125,9 @@ class SourceMove:
             self.sent += 1
         if self.captured_through > self.instance.durable:
             return  # also that there is nothing (more) to send may rest on durable entries only
-        if self.sent == len(self.chunks) and self.phase in (Phase.CAPTURED, Phase.DRAINED):
+        done = self.sent == len(self.chunks) and self.phase in (Phase.CAPTURED, Phase.DRAINED)
+        if done and not self.end_told:
+            self.end_told = True
             step.send(self.destination, m.EndOfKeys(self.move, len(self.chunks)))
 
     def on_receipt(self, step: Step, message: m.ChunkReceipt) -> None:
@@ -137,12 +140,14 @@ class SourceMove:
     def resend(self, step: Step) -> None:
         """The connection with the destination is new: what it has not acknowledged goes again."""
         self.sent = self.received
+        self.end_told = False
         self.pump(step)
 
     def on_fetch(self, step: Step) -> None:
         """The destination starts over: it has nothing."""
         if self.phase in (Phase.CAPTURED, Phase.DRAINED):
             self.received = self.sent = 0
+            self.end_told = False
             self.pump(step)
 
     def digests(self) -> dict[Key, int]:

@@ -73,7 +73,10 @@ class Traffic(Site):
     def on_produce_mobile(self, step: Step, sender: str, message: m.ProduceMobile) -> None:
         """A mobile source numbers its rows itself; only the key's sequencer judges the numbers."""
         frame = ("~" + sender, message.stream, message.frame)
-        if frame in self.inbound:
+        known = self.inbound.get(frame)
+        if known is not None:
+            known.taken = False
+            self.take(step, known)
             return
         inbound = self.inbound[frame] = Inbound(frame)
         for operator in self.topology.consumers(message.stream):
@@ -187,8 +190,11 @@ class Traffic(Site):
             self.receipt(step, sender, frame.inbox, frame.n)
             return
         frame_id = (sender, frame.inbox, frame.n)
-        if frame_id in self.inbound:
-            return  # sent again while its rows are held or under way
+        known = self.inbound.get(frame_id)
+        if known is not None:  # sent again while its rows are held or under way: our receipt was lost
+            known.taken = False
+            self.take(step, known)
+            return
         inbound = self.inbound[frame_id] = Inbound(frame_id)
         self.sequence(step, self.inboxes[frame.inbox], frame.rows, inbound)
         self.settle_inbound(step)
