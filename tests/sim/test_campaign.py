@@ -15,7 +15,7 @@ from tiercel.sim import campaign, large
 from tiercel.sim.campaign import Summary, run_points, run_safely, run_seed, run_seeds, scenario_of, stream
 from tiercel.sim.checkers import Violation
 from tiercel.sim.crash_points import STEPS
-from tiercel.sim.mutants import MUTANTS, hunt
+from tiercel.sim.mutants import DIRECTED, MUTANTS, hunt
 from tiercel.sim.points import (
     CRASH_POINTS,
     ROLES,
@@ -148,7 +148,12 @@ def test_every_planted_bug_is_described_and_every_description_is_planted() -> No
     core = Path(tiercel.core.__file__).parent
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(core.rglob("*.py")))
     planted = set(re.findall(r'\bmutant\s*[!=]=\s*"([^"]+)"', text))
-    assert planted == set(MUTANTS)
+    planted |= {
+        name
+        for names in re.findall(r"mutant in \(([^)]*)\)", text)
+        for name in re.findall(r'"([^"]+)"', names)
+    }
+    assert planted == set(MUTANTS) | set(DIRECTED)
 
 
 def test_a_mutant_is_killed_by_a_seed_that_passes_without_it() -> None:

@@ -340,7 +340,7 @@ def _step_crashes(
                 for_ms=rng.choice((2.0, 20.0, 150.0)),
             )
         )
-    if rng.random() < 0.3:  # an overloaded source: nothing of it gets through around the flip
+    if "live" in options.strategies and rng.random() < 0.3:  # an overloaded source: nothing of it gets through around the flip
         muted = Action(0.0, "step", "source", "mute", 300.0, "live", point=rng.choice(OVERLOAD_POINTS))
         crashes.append(muted)
     return crashes

@@ -1,0 +1,102 @@
+"""The promises, under faults: many seeds, every crash point, and each bug that was ever found here.
+
+`make test` runs this; `tiercel sim --seeds 5000` is the long form.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tiercel.sim.campaign import run_points, run_seed, run_seeds
+from tiercel.sim.deployment import Deployment
+from tiercel.sim.mutants import DYING, ROAMING
+from tiercel.sim.points import CRASH_POINTS, Sketch, scenario_of
+from tiercel.sim.run import run
+from tiercel.sim.scenario import FAULTS, Action, Options, Scenario, draw
+
+BLOCKS = 10
+SEEDS_PER_BLOCK = 60  # 600 seeds in all
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_every_promise_holds_under_faults(block: int) -> None:
+    first = block * SEEDS_PER_BLOCK
+    summary = run_seeds(range(first, first + SEEDS_PER_BLOCK), Options(faults=FAULTS), 1)
+    assert summary.violations == [], summary.line
+    assert summary.moves >= 2 * SEEDS_PER_BLOCK
+    assert summary.faults >= 3 * SEEDS_PER_BLOCK
+
+
+@pytest.mark.parametrize("strategy", ["live", "pause", "restart"])
+def test_a_crash_at_any_step_of_any_party_breaks_no_promise(strategy: str) -> None:
+    summary = run_points(1, None, [strategy])
+    assert summary.violations == [], summary.line
+    assert {p for p in CRASH_POINTS if p[0] == strategy} <= summary.points_hit
+
+
+def test_the_same_seed_twice_gives_the_same_trace() -> None:
+    options = Options(faults=FAULTS)
+    assert [run_seed(s, options).trace_hash for s in range(12)] == [
+        run_seed(s, options).trace_hash for s in range(12)
+    ]
+
+
+def test_without_moves_nothing_of_the_move_code_runs() -> None:
+    """An idle path is unchanged: no message about a move, no hook, no group."""
+    for seed in range(12):
+        scenario = scenario_without_moves(seed)
+        deployment = Deployment(scenario)
+        assert run(scenario, deployment=deployment).violations == []
+        assert deployment.recorder.move_messages == 0
+        for site in deployment.topology.sites:
+            router = deployment.router(site)
+            assert router is not None
+            for inbox in router.inboxes.values():
+                assert inbox.shadow_hook is None
+                assert not inbox.groups
+
+
+def scenario_without_moves(seed: int) -> Scenario:
+    scenario = draw(seed, Options())
+    return msgspec.structs.replace(scenario, actions=[])
+
+
+# -- bugs that were found here: each left its seed or its schedule -----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seed", "focus", "story"),
+    [
+        (14, {}, "rows the source read under an aborted move's name were not in the shadow feed"),
+        (54, DYING, "the Compare record of another move was taken for one's own"),
+        (45, ROAMING, "a receipt that was lost with its connection was never given again"),
+        (58, ROAMING, "EndOfKeys and the confirmation of outputs answered each other for ever"),
+        (9, ROAMING, "held rows closed the lane that would have brought what they waited for"),
+    ],
+)
+def test_a_seed_that_once_failed_does_not_fail_again(seed: int, focus: dict[str, object], story: str) -> None:
+    options = Options(**{"faults": FAULTS, **focus})  # type: ignore[arg-type]
+    assert run_seed(seed, options).violations == [], story
+
+
+def test_a_source_that_fell_back_never_cuts_below_what_has_gone_out() -> None:
+    """FLIPPED; the source's outputs are stuck and its connection breaks: it replays, and says a low Cut."""
+    settings = (
+        ("checkpoint_ms", 100_000.0),
+        ("dispatch_rows_max", 1),
+        ("read_entries_max", 1),
+        ("takeover_ms", 5_000.0),
+        ("retry_ms", 17.0),
+    )
+    base = scenario_of(Sketch("cut", "live", 2, settings=settings))
+    for i in range(75):
+        mute_ms = 140.0 + (i % 15) * 4.0
+        break_ms = mute_ms + 8.0 + 6.0 * (i // 15)
+        faults = [
+            Action(mute_ms, "mute", "alpha@cloud#0", for_ms=break_ms - mute_ms + 29.99),
+            Action(break_ms, "break", "alpha@cloud#0", "cloud"),
+        ]
+        actions = sorted([*base.actions[:1], *faults], key=lambda a: a.at_ms)
+        scenario = msgspec.structs.replace(base, kinds={"alpha": "chained"}, sync_ms=1.5, actions=actions)
+        assert run(scenario).violations == []
