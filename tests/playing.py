@@ -162,7 +162,9 @@ class Stage:
 
     def produce(self, site: str, *rows: Row, producer: str = "p", **options: Any) -> list[Effect]:
         self._seqs[producer] += 1
-        return self.tell(site, m.Produce(producer, self._seqs[producer], "in", list(rows), **options), producer)
+        return self.tell(
+            site, m.Produce(producer, self._seqs[producer], "in", list(rows), **options), producer
+        )
 
     def move(self, keys: KeySet, source: str, to: str, strategy: str = "live", name: str = "m1") -> None:
         site = source.partition("@")[2].partition("#")[0]

@@ -66,7 +66,8 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
         found += _outputs(deployment, operator.dead_letters, histories, "dead_letters")
         found += _states(deployment, operator, histories)
         first = operator.inputs == ("input",)
-        if first or not scenario.journeys:  # mobile sources give no watermark: their rows may be late
+        by_the_clock = "sessions" in scenario.kinds.values()  # its outputs' event times are clock times
+        if first or not (scenario.journeys or by_the_clock):  # mobile sources give no watermark
             late = [
                 t
                 for h in histories.values()

@@ -147,7 +147,7 @@ def draw(seed: int, options: Options, points: list[tuple[str, str, str, bool]] |
     if options.faults:
         actions += _faults(rng, options, names, instances, [t.name for t in traffic], end)
         if points and "step" in options.faults:
-            actions += _step_crashes(rng, seed, actions, points)
+            actions += _step_crashes(rng, seed, actions, points, options)
     return Scenario(
         seed=seed,
         topology=topology,
@@ -319,7 +319,11 @@ OVERLOAD_POINTS = ("Dispatch:Compare", "Dispatch:Begin", "ChunkReceipt")
 
 
 def _step_crashes(
-    rng: random.Random, seed: int, actions: list[Action], points: list[tuple[str, str, str, bool]]
+    rng: random.Random,
+    seed: int,
+    actions: list[Action],
+    points: list[tuple[str, str, str, bool]],
+    options: Options,
 ) -> list[Action]:
     """One or two deaths at a step of a move; the strategy of a move is bent to the point's."""
     first = points[seed % len(points)]
@@ -340,7 +344,7 @@ def _step_crashes(
                 for_ms=rng.choice((2.0, 20.0, 150.0)),
             )
         )
-    if "live" in options.strategies and rng.random() < 0.3:  # an overloaded source: nothing of it gets through around the flip
+    if "live" in options.strategies and rng.random() < 0.3:  # overload: nothing of it gets through
         muted = Action(0.0, "step", "source", "mute", 300.0, "live", point=rng.choice(OVERLOAD_POINTS))
         crashes.append(muted)
     return crashes
