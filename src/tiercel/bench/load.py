@@ -92,7 +92,7 @@ class Load:
         match event:
             case Received(message=m.Publish() as message):
                 self._judge(message)
-                return self._fill()
+                return [Send(SITE, m.Consumed(message.stream, message.entries[-1].offset)), *self._fill()]
             case Received(message=m.ProducerMark() as message):
                 self.acknowledged = max(self.acknowledged, message.seq)
             case Received(message=m.MoveStatus() as message):

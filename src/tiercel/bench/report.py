@@ -90,7 +90,7 @@ def _print_table(name: str, lines: list[Line]) -> None:
         table.add_column(column, justify="left" if column == columns[0] else "right")
     for line in lines:
         table.add_row(*(_shown(line.get(column)) for column in columns))
-    Console().print(table)
+    Console(width=None if Console().is_terminal else 130).print(table)
 
 
 def _shown(value: Any) -> str:
