@@ -84,13 +84,16 @@ def tell(name: str, lines: list[Line], settings: Any, given: argparse.Namespace)
 
 
 def _print_table(name: str, lines: list[Line]) -> None:
-    table = Table(title=name)
-    columns = list(dict.fromkeys(column for line in lines for column in line))
-    for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right")
-    for line in lines:
-        table.add_row(*(_shown(line.get(column)) for column in columns))
-    Console(width=None if Console().is_terminal else 130).print(table)
+    """Rows of the same columns share a table; a row is then one line, however many kinds there are."""
+    console = Console(width=None if Console().is_terminal else 160)
+    for columns in dict.fromkeys(tuple(line) for line in lines):
+        table = Table(title=name)
+        for column in columns:
+            table.add_column(column, justify="left" if column == columns[0] else "right")
+        for line in lines:
+            if tuple(line) == columns:
+                table.add_row(*(_shown(line[column]) for column in columns))
+        console.print(table)
 
 
 def _shown(value: Any) -> str:

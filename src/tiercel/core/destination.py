@@ -194,6 +194,8 @@ class DestinationMove:
     def _go_on(self, step: Step) -> None:
         while self.stalled and not self._must_stall(self.stalled[0][3]):
             self._process(step, self.stalled.popleft())
+        if not self.stalled and self.vote_position is not None and self.phase is Phase.IN_STEP:
+            self.instance.checkpoint_soon(step)  # the one taken at Compare could not cover what was stalled
 
     def _process(self, step: Step, item: Item) -> None:
         position, time_ms, rows, control = item

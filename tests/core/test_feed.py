@@ -1,0 +1,166 @@
+"""One reader of a log: credit, falling behind, catching up, and what it is never sent twice."""
+
+from __future__ import annotations
+
+from tiercel.core.effects import Send
+from tiercel.core.feed import Feed, Phase
+from tiercel.core.records import OWN, SHADOW, Entry, Row, Tick
+from tiercel.core.step import Step
+
+ME = "op@a#0"
+ROWS: list[Row] = [(b"k", 1, "x"), (b"k", 2, "y")]
+
+
+def entry(offset: int, part: str = ME, count: int = 1) -> Entry:
+    return Entry(offset, 0, {part: ROWS[:1] * count})
+
+
+def live(rows_max: int = 3, applied: int = 0) -> Feed:
+    """A reader of an empty log, at its end."""
+    feed = Feed(ME, rows_max, 16)
+    feed.attach(1, 1)
+    feed.resume(applied, {}, 0)
+    feed.replay([], applied)
+    assert feed.phase is Phase.LIVE
+    return feed
+
+
+def offer(feed: Feed, *entries: Entry) -> list[int]:
+    """Offer these while it is live; returns what it is sent."""
+    for e in entries:
+        if feed.phase is Phase.LIVE:
+            feed.offer(e, e.parts)
+    return flushed(feed)
+
+
+def flushed(feed: Feed) -> list[int]:
+    step = Step(0.0)
+    feed.flush(step)
+    return [e.offset for s in step.effects if isinstance(s, Send) for e in s.message.entries]
+
+
+def test_a_reader_goes_through_all_phases_before_it_is_live() -> None:
+    feed = Feed(ME, 3, 16)
+    assert feed.phase is Phase.DETACHED
+    assert not feed.wants_read()
+    feed.attach(1, 1)
+    assert feed.phase is Phase.FENCED
+    assert not feed.wants_read(), "it has not said where it is"
+    feed.resume(0, {}, 0)
+    assert feed.phase is Phase.CATCHING_UP
+    assert feed.wants_read()
+    feed.replay([entry(1), entry(2)], 2)
+    assert feed.phase is Phase.LIVE
+    assert flushed(feed) == [1, 2]
+
+
+def test_a_live_reader_gets_entries_as_they_are_appended() -> None:
+    assert offer(live(), entry(1), entry(2)) == [1, 2]
+
+
+def test_one_without_credit_falls_behind_and_reads_the_log_once_it_has_some() -> None:
+    feed = live(rows_max=2)
+    assert offer(feed, entry(1), entry(2), entry(3), entry(4)) == [1, 2]
+    assert feed.phase is Phase.CATCHING_UP
+    assert feed.cursor == 2
+    assert not feed.wants_read(), "no credit"
+    feed.processed(1)
+    assert feed.wants_read()
+    feed.replay([entry(3), entry(4)], 4)
+    assert flushed(feed) == [3], "one row came back, one may go"
+    assert feed.phase is Phase.CATCHING_UP
+    feed.processed(3)
+    feed.replay([entry(4)], 4)
+    assert flushed(feed) == [4]
+    assert feed.phase is Phase.LIVE
+    feed.validate()
+
+
+def test_an_entry_larger_than_all_credit_goes_out_whole_when_there_is_any() -> None:
+    feed = live(rows_max=1)
+    assert offer(feed, entry(1, count=5)) == [1]
+    feed.validate()
+    assert offer(feed, entry(2)) == []
+
+
+def test_what_it_has_applied_is_not_sent_again() -> None:
+    feed = Feed(ME, 9, 16)
+    feed.attach(1, 1)
+    feed.resume(2, {}, 0)
+    feed.replay([entry(1), entry(2), entry(3)], 3)
+    assert flushed(feed) == [3]
+
+
+def test_an_arriving_move_behind_it_gets_its_part_again_and_the_own_part_stays_out() -> None:
+    feed = Feed(ME, 9, 16)
+    feed.attach(1, 1)
+    feed.resume(5, {"m1": (OWN, 2)}, 0)
+    assert feed.cursor == 2
+    mixed = Entry(3, 0, {ME: ROWS, f"m1|{ME}": ROWS, "m1|other": ROWS})
+    assert feed.share_of(mixed) == {f"m1|{ME}": ROWS}
+    assert feed.share_of(Entry(2, 0, {f"m1|{ME}": ROWS})) == {}
+    assert feed.share_of(Entry(6, 0, {ME: ROWS})) == {ME: ROWS}
+
+
+def test_a_move_that_still_reads_its_shadow_gets_every_part_of_its_own_log() -> None:
+    feed = Feed(ME, 9, 16)
+    feed.attach(1, 1)
+    feed.resume(5, {"m1": (SHADOW, 2)}, 0)
+    assert feed.share_of(Entry(6, 0, {f"m1|{ME}": ROWS})) == {f"m1|{ME}": ROWS}
+
+
+def test_control_records_are_replayed_and_other_readers_rows_are_not() -> None:
+    feed = Feed(ME, 9, 16)
+    feed.attach(1, 1)
+    feed.resume(0, {}, 0)
+    feed.replay([entry(1, "op@a#1"), Entry(2, 0, {}, Tick())], 2)
+    assert flushed(feed) == [2]
+
+
+def test_what_was_trimmed_did_not_concern_it() -> None:
+    feed = Feed(ME, 9, 16)
+    feed.attach(1, 1)
+    feed.resume(0, {}, trimmed=7)
+    assert feed.cursor == 7
+
+
+def test_nothing_above_a_limit_is_sent_while_the_operator_is_halted() -> None:
+    feed = live()
+    feed.limit = 1
+    assert offer(feed, entry(1), entry(2)) == [1]
+    assert not feed.wants_read()
+    feed.limit = None
+    assert feed.wants_read()
+    feed.replay([entry(2)], 2)
+    assert flushed(feed) == [2]
+
+
+def test_a_new_connection_forgets_what_was_under_way() -> None:
+    feed = live(rows_max=1)
+    offer(feed, entry(1))
+    feed.detach()
+    assert feed.phase is Phase.DETACHED
+    feed.replay([entry(2)], 2)
+    assert flushed(feed) == [], "an answer to a reader that has gone"
+    feed.attach(1, 2)
+    feed.resume(0, {}, 0)
+    feed.replay([entry(1)], 1)
+    assert flushed(feed) == [1]
+
+
+def test_a_new_life_counts_its_flushes_anew_and_a_new_connection_does_not() -> None:
+    feed = live()
+    feed.flush_no = 7
+    feed.attach(1, 2)
+    assert feed.flush_no == 7
+    feed.attach(2, 1)
+    assert feed.flush_no == 0
+
+
+def test_it_is_idle_when_all_it_was_sent_came_back() -> None:
+    feed = live()
+    assert feed.idle
+    offer(feed, entry(1))
+    assert not feed.idle
+    feed.processed(1)
+    assert feed.idle
