@@ -7,8 +7,8 @@ import copy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from playing import SLOTS, key_in, topology
 
+from playing import SLOTS, key_in, topology
 from tiercel.core.faults import InvalidRequest
 from tiercel.core.records import KeySet, Route, TableUpdate
 from tiercel.core.routing import RoutingTable, check_keys, overlap, slot_of
@@ -39,7 +39,7 @@ def test_slots_are_spread_in_ranges_over_the_first_instances() -> None:
 
 
 def test_the_slot_of_a_key_never_changes() -> None:
-    assert [slot_of(k, 4096) for k in (b"", b"a", b"key-1")] == [3185, 2604, slot_of(b"key-1", 4096)]
+    assert [slot_of(k, 4096) for k in (b"", b"a", b"key-1")] == [1218, 3615, 2553]
 
 
 def test_an_override_goes_before_its_slot_and_concerns_no_other_key() -> None:

@@ -69,6 +69,7 @@ def scenario_without_moves(seed: int) -> Scenario:
     ("seed", "focus", "story"),
     [
         (14, {}, "rows the source read under an aborted move's name were not in the shadow feed"),
+        (870, {}, "a restored source took keys that had come back for its old copies of them"),
         (54, DYING, "the Compare record of another move was taken for one's own"),
         (45, ROAMING, "a receipt that was lost with its connection was never given again"),
         (58, ROAMING, "EndOfKeys and the confirmation of outputs answered each other for ever"),

@@ -20,7 +20,7 @@ import msgspec
 
 from tiercel.core import messages as m
 from tiercel.core.inbox import Group
-from tiercel.core.records import Abort, Begin, Compare, Entry, Flip, Key, Tick, Watermark
+from tiercel.core.records import Abort, Begin, Compare, Entry, Flip, Key, TableUpdate, Tick, Watermark
 from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
 from tiercel.core.strategies import STRATEGIES, Strategy
@@ -51,6 +51,7 @@ class DepartureRecord(msgspec.Struct):
 
     request: m.MoveRequest
     phase: str
+    epochs: TableUpdate  # of the keys before the flip
     begin_offset: int = 0
     capture_from: int = -1
     flip_offset: int = 0
@@ -72,9 +73,8 @@ class Departure:
         self.keys = request.keys
         self.strategy_name = request.strategy
         self.phase = phase
-        self.record = DepartureRecord(request, phase.value)
+        self.record = DepartureRecord(request, phase.value, inbox.table.routes_of(request.keys))
         self.to_site = router.site_of(request.destination)
-        self.epochs = inbox.table.routes_of(request.keys)
         self.prepared = False
         self.destination_watermark = -1
         self.source_digests: dict[Key, int] | None = None
@@ -180,7 +180,7 @@ class Departure:
 
     def prepare_message(self) -> m.Prepare:
         r = self.request
-        return m.Prepare(r.move, r.operator, r.keys, r.source, r.destination, r.strategy, self.epochs)
+        return m.Prepare(r.move, r.operator, r.keys, r.source, r.destination, r.strategy, self.record.epochs)
 
     # -- before the flip ---------------------------------------------------------------------
 
@@ -319,7 +319,15 @@ class Departure:
     def flip(self, step: Step) -> None:
         inbox = self.inbox
         r = self.request
-        flip = Flip(self.move, self.keys, self.source, r.destination, r.strategy, self.record.begin_offset)
+        flip = Flip(
+            self.move,
+            self.keys,
+            self.source,
+            r.destination,
+            r.strategy,
+            self.record.begin_offset,
+            self.record.epochs,
+        )
         entry = inbox.append(step, {}, flip)
         update = inbox.table.moved(self.keys, self.source, self.request.destination)
         local = self.to_site == self.router.site  # then the sequencer stays the same
@@ -431,6 +439,7 @@ class Departure:
             r.begin_offset,
             r.flip_offset,
             r.cut if r.cut >= 0 and self.inbox.mutant != "cut-not-enforced" else None,
+            r.epochs,
         )
 
     def refuses_output(self, offset: int, key: Key) -> bool:

@@ -167,7 +167,14 @@ class Processing:
     def _reached_flip(self, step: Step, flip: Flip, offset: int) -> None:
         """In band: nothing of the keys behind the flip is ours, whether we were told yet or not."""
         role = m.DepartureRole(
-            flip.move, flip.keys, flip.destination, flip.strategy, flip.begin_offset, offset, None
+            flip.move,
+            flip.keys,
+            flip.destination,
+            flip.strategy,
+            flip.begin_offset,
+            offset,
+            None,
+            flip.epochs,
         )
         self.take_departure(step, role)
         leaving = self.leaving[flip.move]
@@ -255,6 +262,7 @@ class Processing:
                 self, role.move, role.keys, role.destination, phase
             )
         leaving.begin_offset, leaving.flip_offset = role.begin_offset, role.flip_offset
+        leaving.epochs = role.epochs
         if flips_first:
             if leaving.phase is SourcePhase.WAITING and self.applied >= role.flip_offset:
                 leaving.capture_all(step)

@@ -97,6 +97,7 @@ class Flip(msgspec.Struct, frozen=True, tag=True):
     destination: str
     strategy: str
     begin_offset: int
+    epochs: TableUpdate  # of the keys up to here
 
 
 class Adopt(msgspec.Struct, frozen=True, tag=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tiercel.core import messages as m
 from tiercel.core.keyed import KeyState
-from tiercel.core.records import Key, KeyImage, KeySet
+from tiercel.core.records import Key, KeyImage, KeySet, TableUpdate
 from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
 
@@ -43,6 +43,7 @@ class SourceMove:
         self.begin_offset = 0
         self.flip_offset = -1
         self.cut: int | None = None
+        self.epochs: TableUpdate | None = None  # of the keys before the flip, once it is decided
         self.queue: list[Key] = []
         self.chunks: list[m.Chunk] = []
         self.chunk_at: list[int] = []  # a chunk leaves when the log is durable up to here
@@ -58,11 +59,28 @@ class SourceMove:
     def has(self, key: Key) -> bool:
         return self.keys.has(key, slot_of(key, self.instance.space.slots) if self.keys.slots else -1)
 
+    def members(self) -> list[Key]:
+        """The keys of this move that have state here, as they were before the flip.
+
+        A key that left and has come back meanwhile has a newer epoch: that copy is not this move's.
+        """
+        space = self.instance.space
+        found = space.members(self.keys.slots, self.keys.keys)
+        if self.epochs is None:
+            return found
+        before = self.epochs
+        old = [before.keys.get(k) or before.slots.get(slot_of(k, space.slots)) for k in found]
+        return [
+            k
+            for k, route in zip(found, old, strict=True)
+            if route is None or space.keys[k].epoch <= route.epoch
+        ]
+
     # -- live: capture while everything goes on ----------------------------------------------
 
     def start(self, step: Step) -> None:
         instance = self.instance
-        self.queue = instance.space.members(self.keys.slots, self.keys.keys)
+        self.queue = self.members()
         self.queue.reverse()
         instance.tell(
             step, m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms)
@@ -170,7 +188,7 @@ class SourceMove:
     def capture_all(self, step: Step) -> None:
         """Flip first: the keys are as they were at the flip, and stay so."""
         instance = self.instance
-        members = instance.space.members(self.keys.slots, self.keys.keys)
+        members = self.members()
         images: list[KeyImage] = []
         size = 0
         for key in members:
@@ -200,7 +218,7 @@ class SourceMove:
     def retain(self) -> None:
         """Take the keys out of processing; again after an arrival of theirs has merged in a replay."""
         space = self.instance.space
-        self.retained.update(space.detach(space.members(self.keys.slots, self.keys.keys)))
+        self.retained.update(space.detach(self.members()))
 
     def skips(self, offset: int) -> bool:
         """Whether rows of these keys at this offset belong to the destination."""

@@ -40,6 +40,7 @@ class DepartureRole(msgspec.Struct, frozen=True):
     begin_offset: int
     flip_offset: int
     cut: int | None  # it must not emit above this; None: it may say itself where it stops
+    epochs: TableUpdate  # of the keys before the flip: newer copies came back since, and stay
 
 
 class AttachReply(Message, frozen=True):
