@@ -22,7 +22,7 @@ import msgspec
 
 from tiercel.core import messages, settings
 from tiercel.core.messages import clients, instances, lanes, moves
-from tiercel.sim.mutants import MUTANTS
+from tiercel.sim.mutants import DIRECTED, MUTANTS
 
 HERE = Path(__file__).resolve().parent
 NOTE = "<!-- Written by docs/generate.py. Do not edit: change the code or the script. -->"
@@ -75,6 +75,7 @@ WAYS: dict[str, Way] = {
     "WatermarkReport": ("router -> every router", WHEN_DURABLE),
     # moves
     "Retirement": ("controller -> router", NOW),
+    "RetirementReply": ("router -> controller", WHEN_DURABLE),
     "MoveRequest": ("controller -> source's router", WHEN_DURABLE),
     "MoveStatus": ("source's router -> controller", "when durable; a refusal at once"),
     "StatusQuery": ("controller -> router", NOW),
@@ -341,8 +342,10 @@ def rules_page() -> str:
     lines = ["# Rules of the protocol", "", NOTE, ""]
     lines += [
         "Each rule closes a schedule that would break a promise. A *mutant* is a planted bug that takes the",
-        "rule out; `tiercel sim --mutants` must notice every one of them. The tests of a rule are the",
-        f"functions `test_<rule>_...` of `{RULE_TESTS}`: they fail when the rule is taken out.",
+        "rule out; `tiercel sim --mutants` must notice every one of them, except those marked *directed*:",
+        "they are too rare for random seeds, and a transcript shows them. The tests of a rule are the",
+        f"functions `test_<rule>_...` of `{RULE_TESTS}`: they fail when the rule is taken out. A rule",
+        "without a mutant has transcripts of the real machines there, each with its own counter-proof.",
         "Places are in `tiercel.core`.",
         "",
     ]
@@ -352,6 +355,7 @@ def rules_page() -> str:
             resolve(place)
         text = rule.text + (f" Not built: {rule.missing}." if rule.missing else "")
         kills = [f"`{mutant}`: {m.what}" for mutant, m in MUTANTS.items() if m.rule == name]
+        kills += [f"`{mutant}` (directed): {m.what}" for mutant, m in DIRECTED.items() if m.rule == name]
         places = "<br>".join(f"`{place}`" for place in rule.places)
         rows.append((name, text, places, "<br>".join(kills) or "none", f"`test_{name}_...`"))
     lines += [*table(("rule", "in a few words", "where", "mutants", "test"), rows), ""]

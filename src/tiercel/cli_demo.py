@@ -75,7 +75,7 @@ def demo() -> None:
     console.print(
         f"\n[bold]2. {SEEDS} drawn deployments with crashes, partitions, zombies and full disks[/bold]\n"
     )
-    options = Options(faults=FAULTS)
+    options = Options(faults=FAULTS, sites_max=6, scales=True)
     with counting("seeds", SEEDS) as count:
         summary = run_seeds(range(SEEDS), options, jobs_available(), count)
     for seed in summary.failed_seeds:

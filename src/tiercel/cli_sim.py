@@ -32,7 +32,7 @@ from tiercel.sim.campaign import (
 )
 from tiercel.sim.deployment import Deployment
 from tiercel.sim.large import Report, run_large
-from tiercel.sim.mutants import MUTANTS, check_names, hunt
+from tiercel.sim.mutants import MUTANTS, check_names, hunt, options_of
 from tiercel.sim.points import CRASH_POINTS
 from tiercel.sim.run import Result, run
 from tiercel.sim.scenario import FAULTS, Options
@@ -88,7 +88,11 @@ def sim(
     if mutant is not None:
         check_names([mutant])
     chosen = _names("strategy", strategy, tuple(STRATEGIES), "strategies")
-    options = Options(strategies=chosen, faults=_faults(faults), mutant=mutant or "")
+    if mutant:
+        check_names([mutant])
+        options = options_of(mutant)
+    else:
+        options = Options(strategies=chosen, faults=_faults(faults), sites_max=6, scales=True)
     jobs = jobs or jobs_available()
     if list_ is not None:
         _print_list(list_)

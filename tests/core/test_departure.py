@@ -143,7 +143,8 @@ def test_a_live_move_writes_begin_compare_and_flip_in_this_order() -> None:
     play = reach(Phase.DONE)
     begin, compare, flip = play.controls()
     assert (begin, compare) == (Begin("m1"), Compare("m1"))
-    assert flip == Flip("m1", KEYS, A, B, "live", begin_offset=2)
+    assert isinstance(flip, Flip)
+    assert (flip.move, flip.keys, flip.source, flip.destination, flip.begin_offset) == ("m1", KEYS, A, B, 2)
     told = [n for n in play.notices() if n != "ShadowNotice"]
     assert told == ["FlippedNotice", "EmitFromNotice", "DoneNotice"]
     assert play.stage.said("a", BOSS, m.MoveStatus)[-1] == m.MoveStatus("m1", "done")

@@ -22,7 +22,9 @@ SEEDS_PER_BLOCK = 60  # 600 seeds in all
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_promise_holds_under_faults(block: int) -> None:
     first = block * SEEDS_PER_BLOCK
-    summary = run_seeds(range(first, first + SEEDS_PER_BLOCK), Options(faults=FAULTS), 1)
+    summary = run_seeds(
+        range(first, first + SEEDS_PER_BLOCK), Options(faults=FAULTS, sites_max=6, scales=True), 1
+    )
     assert summary.violations == [], summary.line
     assert summary.moves >= 2 * SEEDS_PER_BLOCK
     assert summary.faults >= 3 * SEEDS_PER_BLOCK

@@ -141,6 +141,8 @@ class Controller:
                 self._retry(step)
             case Received(sender=sender, message=m.StatusReply() as reply):
                 self._on_status_reply(step, sender, reply)
+            case Received(message=m.RetirementReply() as answer):
+                self._on_retirement_reply(step, answer)
             case Received(message=m.MoveStatus() as status):
                 self._on_status(step, status)
             case _:
@@ -255,7 +257,11 @@ class Controller:
             step.delete(("scale", wish.operator))
         for instance in sorted(self.retiring):
             step.send(site_of(instance), m.Retirement(instance))
-            step.effects.append(Retire(instance))
-            if instance not in self.running:
-                self.retiring.discard(instance)
-                step.delete(("retiring", instance))
+
+    def _on_retirement_reply(self, step: Step, reply: m.RetirementReply) -> None:
+        """Its router lets it go; or someone gave it keys again, then it stays."""
+        if reply.instance in self.retiring:
+            self.retiring.discard(reply.instance)
+            step.delete(("retiring", reply.instance))
+            if reply.accepted:
+                step.effects.append(Retire(reply.instance))

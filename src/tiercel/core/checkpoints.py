@@ -116,6 +116,10 @@ class Checkpointer:
         stored = self._stored_moves.pop(arriving.move, set())
         self._dropped += [("move", arriving.move, key) for key in stored]
 
+    def discard(self, items: dict[StorageKey, Any]) -> None:
+        """Nothing of what is stored counts any more."""
+        self._dropped += list(items)
+
     merge_move = drop_move  # its keys are dirty own keys now; what was under the move's name goes
 
     def _take(self, step: Step) -> None:

@@ -204,6 +204,9 @@ class Instance(Processing):
     def _on_loaded(self, step: Step, items: dict[StorageKey, Any]) -> None:
         if self.phase is not Phase.LOADING or self._reply is None:
             return
+        if self._reply.fresh:
+            self.checkpointer.discard(items)
+            items = {}
         load(self, items, self._reply.start)
         self.loaded = True
         self._resume(step)

@@ -250,12 +250,14 @@ class MoveDesk(Traffic):
                 message.instance, settings.dispatch_rows_max, settings.read_entries_max
             )
         feed.attach(message.life, message.session)
+        fresh = reader is None
         if reader is None:
             reader = Reader(0, inbox.offset, {})  # a newcomer owns nothing that is in the log
         if message.life > last_life:
             reader = Reader(message.life, reader.applied, reader.moves)
             inbox.readers[message.instance] = reader
             step.put(("reader", inbox.name, message.instance), reader)
+            step.delete(("retired", inbox.name, message.instance))
             inbox.relaunched(step, message.instance, message.life)
             self.life_began(step, message.instance)
         inbox.limit_feeds()
@@ -272,6 +274,7 @@ class MoveDesk(Traffic):
             message.session,
             self.incarnation,
             reader.applied,
+            fresh,
             feed.flush_no,
             inbox.ends,
             arrivals,
@@ -335,15 +338,28 @@ class MoveDesk(Traffic):
         step.put(("reader", inbox.name, message.instance), reader)
         inbox.trim(step)
 
-    def retire(self, step: Step, instance: str) -> None:
-        """An instance that owns nothing and will not come back holds nothing up."""
+    def retire(self, step: Step, sender: str, instance: str) -> None:
+        """Let an instance go that owns nothing: from here on it holds nothing up and gets nothing."""
         inbox = self.inboxes[operator_of(instance)]
-        inbox.readers.pop(instance, None)
-        inbox.feeds.pop(instance, None)
-        for departure in list(self.departures.values()):
-            if departure.source == instance and departure.phase is DeparturePhase.DONE:
-                self.end_departure(step, departure)  # nobody is left to forget the keys
-        step.delete(("reader", inbox.name, instance))
+        owns = instance in inbox.table.owners()
+        leaving = any(
+            d.source == instance and d.phase is not DeparturePhase.DONE for d in self.departures.values()
+        )
+        coming = any(
+            a.destination == instance and a.phase is not ArrivalPhase.MERGED for a in self.arrivals.values()
+        )
+        if not (owns or leaving or coming):
+            inbox.readers.pop(instance, None)
+            inbox.feeds.pop(instance, None)
+            step.delete(("reader", inbox.name, instance))
+            step.put(("retired", inbox.name, instance), True)
+            for departure in list(self.departures.values()):
+                if departure.source == instance:
+                    self.end_departure(step, departure)  # nobody is left to forget the keys
+            for arrival in [a for a in self.arrivals.values() if a.destination == instance]:
+                del self.arrivals[arrival.move]
+                arrival.forget(step)
+        step.send_durable(sender, m.RetirementReply(instance, not (owns or leaving or coming)))
 
     # -- time --------------------------------------------------------------------------------
 

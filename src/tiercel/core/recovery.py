@@ -90,12 +90,15 @@ def recover_router(router: Router, items: dict[StorageKey, Any]) -> Callable[[St
                 marks.append((move, marked, value))
             case ("arrival", _) if router.mutant == "vote-forgotten":
                 pass
-            case ("inbox", _, _):
+            case ("inbox", _, _) | ("retired", _, _):
                 pass  # read by readers when they need it
             case ("emitted", _, _) | ("producer", _):
                 pass  # forgotten by a mutant
             case _:
                 raise KeyError(key)
+    for key in items:
+        if key[0] == "retired":
+            router.inboxes[key[1]].readers.pop(key[2], None)
     for (to, name), n in lane_next.items():
         router.lane(to, name).next_n = n
     for move, notice in shadows:

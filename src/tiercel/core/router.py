@@ -124,7 +124,7 @@ class Router(MoveDesk):
                 if not fenced:
                     self.on_move_message(step, message.instance, message.message)
             case m.Retirement():
-                self.retire(step, message.instance)
+                self.retire(step, sender, message.instance)
             case _:
                 self.on_move_message(step, sender, message)
 

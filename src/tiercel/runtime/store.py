@@ -41,13 +41,14 @@ TABLES: Final[dict[str, Any]] = {
     "mark": dict[str, int],
     "count": int,
     "reader": Reader,
+    "retired": bool,
     "emitted": int,
     "pause": Pause,
     "producer": int,
     "source": int,
     "lane": tuple[LaneFrame, int],
     "lane_next": int,
-    "stream": StreamEntry,
+    "stream_head": int,
     "received": int,
     "departure": DepartureRecord,
     "arrival": ArrivalRecord,
@@ -55,7 +56,7 @@ TABLES: Final[dict[str, Any]] = {
     "merged": bool,
     "shadow": ShadowNotice,
     "move_mark": Position,
-    "inbox": Entry,
+    "inbox": Entry,  # or StreamEntry, in an output log: see `read_log`
     # an instance's
     "state": KeyImage,
     "move": KeyImage,
@@ -72,6 +73,7 @@ _SIGN = 1 << 63  # added to an int, so that negative ones sort first
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {table: msgspec.msgpack.Decoder(kind) for table, kind in TABLES.items()}
+_decode_output = msgspec.msgpack.Decoder(StreamEntry).decode
 
 
 class StorageBusy(Exception):
@@ -161,7 +163,7 @@ class Store:
         self._db.flush_wal(True)
 
     def items(self) -> dict[StorageKey, Any]:
-        """Everything, for recovery. Entries of inboxes are left out: readers ask for them."""
+        """Everything, for recovery. Entries of inboxes and output logs are left out: readers ask for them."""
         inbox = encode_key(("inbox",))
         found: dict[StorageKey, Any] = {}
         for data, value in self._scan(None):
@@ -171,10 +173,15 @@ class Store:
         return found
 
     def read_log(self, inbox: str, after: int, limit: int) -> list[Entry]:
-        """Entries of an inbox above `after`, at most `limit`, durable or not."""
+        """Entries of an inbox above `after`, at most `limit`, durable or not.
+
+        An output log lies in the same table and is told by its head; its entries are `StreamEntry`,
+        and its reader in the core knows that.
+        """
         self.commit()
         prefix = _prefix(("inbox", inbox))
-        decode: Callable[[bytes], Entry] = _decoders["inbox"].decode
+        outputs = self._db.get(encode_key(("stream_head", inbox))) is not None
+        decode = cast("Callable[[bytes], Entry]", _decode_output if outputs else _decoders["inbox"].decode)
         found: list[Entry] = []
         for data, value in self._scan(encode_key(("inbox", inbox, after + 1))):
             if len(found) >= limit or not data.startswith(prefix):

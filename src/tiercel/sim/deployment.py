@@ -44,6 +44,7 @@ class Deployment:
         self.processes: dict[str, Process] = {}
         self.listeners: dict[str, Listener] = {}
         self.instances: set[str] = set()
+        self.retired: set[str] = set()
         self.step_crashes: list[Action] = [a for a in scenario.actions if a.kind == "step"]
         self.points_hit: set[tuple[str, str, str, bool]] = set()
         self.steps_seen: set[tuple[str, str, str]] = set()
@@ -64,7 +65,10 @@ class Deployment:
             self._add(site, lambda life, items, site=site: self._router(site, life, items))
         for i, a in enumerate(sites):
             for b in sites[i + 1 :]:
-                self.network.declare(a, b, self.scenario.latency_ms[f"{a} {b}"])
+                pair = f"{a} {b}"
+                self.network.declare(
+                    a, b, self.scenario.latency_ms[pair], self.scenario.bytes_per_ms.get(pair)
+                )
         self._add("controller", lambda life, items: Controller(self.topology, self.scenario.settings, items))
         for site in sites:
             self.network.declare("controller", site, 1.0)
@@ -134,12 +138,14 @@ class Deployment:
         return Router(site, self.topology, self.scenario.settings, life, items)
 
     def _launch(self, instance: str) -> None:
+        self.retired.discard(instance)
         if instance not in self.processes:
             self._add_instance(instance)
         if not self.processes[instance].up:
             self.processes[instance].restart_after(30.0)
 
     def _retire(self, instance: str) -> None:
+        self.retired.add(instance)
         self.processes[instance].stop()
 
     # -- watching ----------------------------------------------------------------------------

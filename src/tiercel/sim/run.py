@@ -90,11 +90,13 @@ def unrest(deployment: Deployment) -> str:
     """Why the deployment is not quiet yet; empty when it is."""
     for name, process in deployment.processes.items():
         machine = process.machine
+        if machine is None and name in deployment.retired:
+            continue
         if machine is None:
             return f"{name} is down"
         if isinstance(machine, ScriptedProducer | ScriptedMobile) and not machine.safe:
             return f"{name} has rows that are not acknowledged"
-        if isinstance(machine, Controller) and (machine.active or machine.scales):
+        if isinstance(machine, Controller) and (machine.active or machine.scales or machine.retiring):
             return f"moves are active: {[(t.move, t.state) for t in machine.active]}"
         if isinstance(machine, Instance):
             reason = _unrest_of_instance(machine, deployment.router(machine.router))

@@ -92,6 +92,7 @@ class Scenario(msgspec.Struct, frozen=True):
     actions: list[Action]
     settings: Settings = SIM_SETTINGS
     spares: tuple[str, ...] = ()  # instances that run and own nothing at first
+    bytes_per_ms: dict[str, float] = {}  # "a b" -> bandwidth between two sites, where it is limited
 
     def without(self, index: int) -> Scenario:
         return msgspec.structs.replace(self, actions=[a for i, a in enumerate(self.actions) if i != index])
@@ -111,6 +112,7 @@ class Options(msgspec.Struct, frozen=True):
     journeys: tuple[int, ...] = (0, 1, 1, 2)  # how many mobile sources
     lane_frames_max: int = 6
     capture_pause_ms: float = 9.0
+    scales: bool = False  # also scale-out, scale-in, and links of little bandwidth
     move_slots_max: int = 5
 
 
@@ -148,8 +150,11 @@ def draw(seed: int, options: Options, points: list[tuple[str, str, str, bool]] |
         actions += _faults(rng, options, names, instances, [t.name for t in traffic], end)
         if points and "step" in options.faults:
             actions += _step_crashes(rng, seed, actions, points, options)
+    scales, bandwidth = _scales(seed, topology, spares, end) if options.scales else ([], {})
+    actions += scales
     return Scenario(
         seed=seed,
+        bytes_per_ms=bandwidth,
         topology=topology,
         kinds=kinds,
         coarser=coarser,
@@ -313,6 +318,27 @@ def _faults(
             a, b = rng.choice([*sites, *instances]), rng.choice(sites)
             actions.append(Action(at, kind, a, b, for_ms=length))
     return actions
+
+
+def _scales(
+    seed: int, topology: Topology, spares: tuple[str, ...], end: float
+) -> tuple[list[Action], dict[str, float]]:
+    """Wishes for more, fewer or other instances; and some narrow links. From draws of its own."""
+    rng = random.Random(f"scales {seed}")
+    actions = []
+    sites = list(topology.sites)
+    for operator in topology.operators.values():
+        if rng.random() < 0.35:
+            known = [*operator.instances, *(s for s in spares if s.startswith(operator.name + "@"))]
+            wanted = set(rng.sample(known, rng.randint(1, len(known))))
+            wanted |= {
+                instance_name(operator.name, rng.choice(sites), 7) for _ in range(rng.choice((0, 1, 1)))
+            }
+            strategy = rng.choice(("live", "live", "pause"))
+            names = " ".join(sorted(wanted))
+            actions.append(Action(rng.uniform(60, end), "scale", operator.name, names, strategy=strategy))
+    pairs = [f"{a} {b}" for i, a in enumerate(sites) for b in sites[i + 1 :]]
+    return actions, {pair: 80.0 for pair in pairs if rng.random() < 0.2}
 
 
 OVERLOAD_POINTS = ("Dispatch:Compare", "Dispatch:Begin", "ChunkReceipt")

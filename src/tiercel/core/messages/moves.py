@@ -14,6 +14,13 @@ class Retirement(Message, frozen=True):
     instance: str
 
 
+class RetirementReply(Message, frozen=True):
+    """Whether an instance may go: it owns nothing and no move concerns it."""
+
+    instance: str
+    accepted: bool
+
+
 class MoveRequest(Message, frozen=True):
     """The controller asks the router of the source's site for a move."""
 
