@@ -85,8 +85,6 @@ def sim(
     if sum((points, mutants, large, seed is not None, list_ is not None)) > 1:
         what = "--seed, --points, --mutants, --large and --list are different commands"
         raise UserError(what, expected="at most one of them", hint="tiercel sim --help")
-    if mutant is not None:
-        check_names([mutant])
     chosen = _names("strategy", strategy, tuple(STRATEGIES), "strategies")
     if mutant:
         check_names([mutant])
