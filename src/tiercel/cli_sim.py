@@ -41,7 +41,7 @@ from tiercel.sim.shrink import render, shrink
 SEED_MAX = 2**31
 SHRUNK_MAX = 2  # failing seeds that are shortened; each takes some seconds
 SHOWN_MAX = 10  # violations that are printed; the first ones tell most
-LISTS = ("strategies", "faults", "checkers", "mutants", "points")
+LISTS = ("strategies", "faults", "checkers", "mutants", "points", "sites", "operators", "instances")
 
 errors = Console(stderr=True)
 
@@ -158,8 +158,25 @@ def _print_list(kind: str) -> None:
             _print_pairs({n: f"{x.rule}: {x.what}" for n, x in MUTANTS.items()})
         case "points":
             print("\n".join(map(str, CRASH_POINTS)))
+        case "sites" | "operators" | "instances":
+            _print_deployment(kind)
         case _:
             raise InvalidRequest.unknown("list", kind, LISTS, "tiercel sim --help")
+
+
+def _print_deployment(kind: str) -> None:
+    """What the deployment of the first seed has; `--seed S --trace` shows that of another."""
+    topology = scenario_of(0, Options(sites_max=6, scales=True)).topology
+    operators = topology.operators.values()
+    match kind:
+        case "sites":
+            print("\n".join(topology.sites))
+        case "operators":
+            _print_pairs(
+                {o.name: f"slots 0 to {o.slots - 1}, over {', '.join(o.instances)}" for o in operators}
+            )
+        case _:
+            print("\n".join(i for o in operators for i in o.instances))
 
 
 def _first_line(thing: object) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tiercel.control.planner import rebalance
-from tiercel.control.plans import Plan, WantedMove, check_plan
+from tiercel.control.plans import Plan, WantedMove, check_limits, check_plan
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect, Launch, Retire, StorageKey
 from tiercel.core.events import Connected, Disconnected, Durable, Event, Received, TimerFired
@@ -91,6 +91,7 @@ class Controller:
     ) -> tuple[list[str], list[Effect]]:
         """Take a plan. Raises `InvalidRequest` and changes nothing if it has a fault."""
         check_plan(plan, self.topology)
+        check_limits(deadline_ms, retries)
         step = Step(now_ms)
         names = [self._add(step, move, retries, deadline_ms) for move in plan.moves]
         self._start_what_can(step)
@@ -99,6 +100,8 @@ class Controller:
     def scale(self, wish: Scale, now_ms: float) -> list[Effect]:
         """Launch what is missing, then even the load out, then retire what is not wanted."""
         self.topology.operator(wish.operator)
+        if wish.strategy not in STRATEGIES:
+            raise InvalidRequest.unknown("strategy", wish.strategy, sorted(STRATEGIES))
         if not wish.instances:
             raise InvalidRequest("no instances were named", "expected at least one")
         for instance in wish.instances:

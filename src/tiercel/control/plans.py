@@ -8,7 +8,7 @@ Not responsible for: making plans (planner.py), carrying them out (controller.py
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -17,6 +17,8 @@ from tiercel.core.records import KeySet
 from tiercel.core.routing import check_keys, overlap
 from tiercel.core.strategies import STRATEGIES
 from tiercel.core.topology import Topology, operator_of, site_of
+
+LIST_INSTANCES = "list them with: tiercel sim --list instances"
 
 
 class WantedMove(msgspec.Struct, frozen=True):
@@ -62,7 +64,14 @@ def faults_of(
             known = move.operator == other.operator and move.operator in topology.operators
             if known and overlap(move.keys, other.keys, topology.operators[move.operator].slots):
                 what = f"moves {plan.moves.index(other)} and {index} share keys of {move.operator!r}"
-                found.append((Fault.OVERLAPPING, InvalidRequest(what, "expected disjoint key sets")))
+                found.append(
+                    (
+                        Fault.OVERLAPPING,
+                        InvalidRequest(
+                            what, "expected disjoint key sets", "make one move of them, or two plans"
+                        ),
+                    )
+                )
     return found
 
 
@@ -94,14 +103,19 @@ def _faults_of_move(
         if operator_of(instance) != move.operator:
             what = f"{instance!r} is not an instance of {move.operator!r}"
             found.append(
-                (Fault.WRONG_OPERATOR, InvalidRequest(what, f"expected a name like {move.operator}@site#0"))
+                (
+                    Fault.WRONG_OPERATOR,
+                    InvalidRequest(what, f"expected a name like {move.operator}@site#0", LIST_INSTANCES),
+                )
             )
         elif site_of(instance) not in topology.sites:
             unknown = InvalidRequest.unknown("site", site_of(instance), sorted(topology.sites))
             found.append((Fault.UNKNOWN_SITE, unknown))
     if move.source == move.destination:
         what = f"move from {move.source!r} to itself"
-        found.append((Fault.TO_ITSELF, InvalidRequest(what, "expected two different instances")))
+        found.append(
+            (Fault.TO_ITSELF, InvalidRequest(what, "expected two different instances", LIST_INSTANCES))
+        )
     if alive is not None and move.destination not in alive:
         dead = InvalidRequest.unknown("running instance", move.destination, sorted(alive))
         found.append((Fault.DEAD_TARGET, dead))
@@ -114,9 +128,9 @@ def check_plan(plan: Plan, topology: Topology, running: Iterable[str] | None = N
         raise error
 
 
-def check_settings(settings: Mapping[str, float]) -> None:
-    """Refuse negative or absurd numbers; the message names the setting."""
-    for name, value in settings.items():
-        if not 0 < value <= 1e9:
-            what = f"{name} = {value!r}"
-            raise InvalidRequest(what, "expected a number above 0 and at most 1e9")
+def check_limits(deadline_ms: float | None, retries: int) -> None:
+    """Refuse negative or absurd numbers; the message names them."""
+    if deadline_ms is not None and not 0 < deadline_ms <= 1e9:
+        raise InvalidRequest(f"deadline_ms = {deadline_ms!r}", "expected a number above 0 and at most 1e9")
+    if not 0 <= retries <= 1000:
+        raise InvalidRequest(f"retries = {retries!r}", "expected a whole number from 0 to 1000")

@@ -13,14 +13,14 @@ flip, transfer and processing is in strategies.py; the rules that all share are 
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tiercel.core import messages as m
+from tiercel.core.departure_record import DECIDED, DepartureRecord, Phase
 from tiercel.core.inbox import Group
-from tiercel.core.records import Abort, Begin, Compare, Entry, Flip, Key, TableUpdate, Tick, Watermark
+from tiercel.core.records import Abort, Begin, Compare, Entry, Flip, Key, Tick, Watermark
 from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
 from tiercel.core.strategies import STRATEGIES, Strategy
@@ -28,36 +28,6 @@ from tiercel.core.strategies import STRATEGIES, Strategy
 if TYPE_CHECKING:
     from tiercel.core.inbox import Inbox
     from tiercel.core.movedesk import MoveDesk
-
-
-class Phase(enum.Enum):
-    """Where it is; what each phase means stands beside it."""
-
-    PREPARING = "preparing"  # the destination makes room; nothing is written
-    SHADOWING = "shadowing"  # Begin is logged; the keys' rows go to both; state is streaming
-    COMPARING = "comparing"  # every key is captured; both sides digest; the destination votes
-    FLIPPED = "flipped"  # the decision is logged; the source owes its last word
-    CUT = "cut"  # the source's last output is known; it is on its way to the receivers
-    EMITTING = "emitting"  # the destination emits; the source keeps its copy
-    DONE = "done"  # the source may forget
-    ABORTED = "aborted"  # undone; the destination forgets
-
-
-DECIDED = (Phase.FLIPPED, Phase.CUT, Phase.EMITTING, Phase.DONE)
-
-
-class DepartureRecord(msgspec.Struct):
-    """What of a departure is durable."""
-
-    request: m.MoveRequest
-    phase: str
-    epochs: TableUpdate  # of the keys before the flip
-    begin_offset: int = 0
-    capture_from: int = -1
-    flip_offset: int = 0
-    cut: int = -1
-    installed: bool = False  # flip first: the destination has all of the state
-    reason: str = ""
 
 
 class Departure:
@@ -455,3 +425,6 @@ class Departure:
         if self.phase in (Phase.SHADOWING, Phase.COMPARING):
             return self.shadow_cursor
         return None
+
+
+__all__ = ["DECIDED", "Departure", "DepartureRecord", "Phase"]

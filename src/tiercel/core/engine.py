@@ -57,21 +57,23 @@ class Engine:
         out: list[Output],
     ) -> None:
         """One call of handleInputRows, or of handleInitialState per initial row; then timers that are due."""
+        if rows[0][1] == INITIAL:  # comes before the key's first tuple, at most once in its life
+            first = next((i for i, row in enumerate(rows) if row[1] != INITIAL), len(rows))
+            times = self._bind(state, time_ms, watermark_ms)
+            for row in rows[:first]:
+                self.call_alone(state, key, row, times, offset, out, len(out))
+            rows = rows[first:]
+            if not rows:
+                return
         handle, code = self.handle, self.code
-        handle.state = state
-        handle.time_ms = time_ms
-        times = code.timer_values(time_ms, watermark_ms)
+        times = self._bind(state, time_ms, watermark_ms)
         before = len(out)
         self._reset()
         try:
-            if rows[0][1] == INITIAL:
-                for row in code.user_rows(rows):
-                    code.processor.handleInitialState(state.user_key, row, times)
-            else:
-                epoch = state.epoch
-                outputs = code.processor.handleInputRows(state.user_key, code.user_rows(rows), times)
-                for n, output in enumerate(outputs):
-                    out.append(Output(offset, key, epoch, n, code.output_row(key, output)))
+            epoch = state.epoch
+            outputs = code.processor.handleInputRows(state.user_key, code.user_rows(rows), times)
+            for n, output in enumerate(outputs):
+                out.append(Output(offset, key, epoch, n, code.output_row(key, output)))
             handle.undo.clear()
         except Exception as error:
             if self.mutant != "call-not-atomic":
@@ -93,6 +95,11 @@ class Engine:
                 out,
                 before,
             )
+
+    def _bind(self, state: KeyState, time_ms: int, watermark_ms: int) -> Any:
+        self.handle.state = state
+        self.handle.time_ms = time_ms
+        return self.code.timer_values(time_ms, watermark_ms)
 
     def call_alone(
         self, state: KeyState, key: Key, row: Row, times: Any, offset: int, out: list[Output], before: int

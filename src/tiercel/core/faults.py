@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+LISTED = {"strategy": "strategies", "running instance": "instances", "instance": "instances"}
+
 
 class ProtocolViolation(Exception):
     """A peer did something the protocol forbids. Recoverable: drop the peer."""
@@ -36,7 +38,7 @@ class InvalidRequest(Exception):
         return cls(
             f"unknown {kind} {value!r}",
             f"expected one of: {', '.join(str(a) for a in allowed)}",
-            f"list them with: {command or f'tiercel sim --list {kind}s'}",
+            "list them with: " + (command or "tiercel sim --list " + LISTED.get(kind, kind + "s")),
         )
 
 

@@ -33,7 +33,9 @@ from tiercel.core.processing import Phase, Processing
 from tiercel.core.records import (
     SHADOW,
     Entry,
+    KeySet,
 )
+from tiercel.core.routing import overlap
 from tiercel.core.source import Phase as SourcePhase
 from tiercel.core.source import SourceMove
 from tiercel.core.step import Step
@@ -111,7 +113,7 @@ class Instance(Processing):
                     self.tell(step, m.Prepared(move, self.watermark_ms))
                     self.fetch_later(step, self.arriving[move])
             case m.Capture():
-                if leaving is None:
+                if leaving is None and not self._still_arriving(message.keys):
                     leaving = SourceMove(self, move, message.keys, message.destination, SourcePhase.CAPTURING)
                     self.leaving[move] = leaving
                     self.flush(step)
@@ -148,6 +150,10 @@ class Instance(Processing):
                 self._forget(step, move)
             case _:
                 pass  # a letter about a move that has ended here
+
+    def _still_arriving(self, keys: KeySet) -> bool:
+        """Keys that are still coming in are not ours to capture yet; it is asked again."""
+        return any(overlap(keys, a.keys, self.operator.slots) for a in self.arriving.values())
 
     def _forget(self, step: Step, move: str) -> None:
         leaving = self.leaving.get(move)

@@ -70,7 +70,8 @@ def _thawed(value: Any) -> Any:
 
 
 def _tupled(value: Any) -> Any:
-    return tuple(value) if type(value) is list else value
+    """Tuples again, at every depth: on the way they may have become lists."""
+    return tuple(_tupled(v) for v in value) if type(value) in (list, tuple) else value
 
 
 class Handle:
@@ -136,6 +137,7 @@ class Handle:
             if type(container) is set:
                 if key is not None:
                     container.discard(key)
+                    self.new_timers.remove(key)
                 else:
                     container.add(old)
             elif type(container) is list:
@@ -145,7 +147,6 @@ class Handle:
             else:
                 container[key] = old
         self.undo.clear()
-        self.new_timers.clear()
 
 
 class _State:

@@ -118,8 +118,9 @@ class MoveDesk(Traffic):
         except InvalidRequest as refusal:
             self.send_router(step, site_of(prepare.source), m.Refused(prepare.move, str(refusal)))
             return
+        frozen_ms = self.output_promise(prepare.operator)  # before the arrival itself holds it down
         arrival = self.arrivals[prepare.move] = Arrival(self, inbox, prepare)
-        arrival.record.frozen_ms = self.output_promise(prepare.operator)
+        arrival.record.frozen_ms = frozen_ms
         self.trace_phase(step, prepare.move, "arrival", "asked", "preparing")
         step.send(prepare.destination, prepare)
 

@@ -126,6 +126,8 @@ class Processing:
         for leaving in self.leaving.values():
             if leaving.skips(offset):
                 rows = [r for r in rows if not leaving.has(r[0])]
+            elif leaving.cut is None:
+                leaving.touched.update(r[0] for r in rows if leaving.has(r[0]))
         return rows
 
     def _moving_part(self, step: Step, move: str, rows: list[Row], entry: Entry) -> None:
@@ -134,9 +136,6 @@ class Processing:
             arriving.feed(step, (OWN, entry.offset), entry.time_ms, rows, None)
         elif entry.offset > self.applied:
             rows = self._not_cut(rows, entry.offset)
-            leaving = self.leaving.get(move)
-            if leaving is not None:
-                leaving.touched.update(r[0] for r in rows)
             if rows:
                 self._call_all(rows, entry)
 

@@ -129,16 +129,21 @@ class RoutingTable:
                 raise InvalidRequest.unknown("instance", route.instance, sorted(known))
 
 
+HOW_TO_LIST = "list who owns what with: tiercel sim --list operators"
+
+
 def check_keys(keys: KeySet, operator: Operator) -> None:
     """Refuse a key set that names nothing, both kinds, or slots that do not exist."""
     if not keys.slots and not keys.keys:
-        raise InvalidRequest("the key set is empty", "expected at least one slot or one key")
+        raise InvalidRequest("the key set is empty", "expected at least one slot or one key", HOW_TO_LIST)
     if keys.slots and keys.keys:
-        raise InvalidRequest("the key set names slots and keys", "expected one kind; make two moves")
+        raise InvalidRequest("the key set names slots and keys", "expected one kind", "make two moves of it")
     wrong = sorted(s for s in keys.slots if not 0 <= s < operator.slots)
     if wrong:
         raise InvalidRequest(
-            f"slot {wrong[0]} is out of range for {operator.name}", f"expected 0 to {operator.slots - 1}"
+            f"slot {wrong[0]} is out of range for {operator.name}",
+            f"expected 0 to {operator.slots - 1}",
+            HOW_TO_LIST,
         )
 
 

@@ -29,7 +29,7 @@ class Site:
 
     def __init__(self, site: str, topology: Topology, settings: Settings, incarnation: int) -> None:
         self.site = site
-        self.topology = topology
+        self.topology = topology.validate()
         self.settings = settings
         self.mutant = settings.mutant
         self.incarnation = incarnation

@@ -40,6 +40,15 @@ class Topology(msgspec.Struct, frozen=True):
     streams: dict[str, Stream]
     operators: dict[str, Operator]
 
+    def validate(self) -> Topology:
+        """Refuse names that mean two things, or that hold what names of parts and lanes are made with."""
+        for name in [*self.sites, *self.streams, *self.operators]:
+            if not name or set(name) & set("|@#>~"):
+                raise InvalidRequest(f"the name {name!r}", "expected one without any of | @ # > ~")
+        for name in self.operators.keys() & self.streams.keys():
+            raise InvalidRequest(f"{name!r} is a stream and an operator", "expected different names")
+        return self
+
     def consumers(self, stream: str) -> tuple[str, ...]:
         return tuple(o.name for o in self.operators.values() if stream in o.inputs)
 

@@ -183,7 +183,8 @@ class Traffic(Site):
                 log.received[sender] = frame.n
                 step.put(("received", frame.inbox, sender), frame.n)
                 log.append(step, frame.outputs)
-            self.receipt(step, sender, frame.inbox, frame.n)
+            if frame.n <= log.received.get(sender, 0):
+                self.receipt(step, sender, frame.inbox, frame.n)
             return
         if frame.notice is not None:
             self.on_notice(step, sender, frame.inbox, frame.notice)
