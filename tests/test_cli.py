@@ -129,6 +129,9 @@ def test_everything_that_can_be_named_can_be_listed(capsys: pytest.CaptureFixtur
         "faults": FAULTS,
         "mutants": MUTANTS,
         "checkers": ("exactly-once-input", "one-owner", "core-bug"),
+        "sites": ("cloud",),
+        "operators": ("alpha",),
+        "instances": ("alpha@edge1#1", "alpha@edge2#0"),
         "points": ("live/source/Capture/before", "live/source/Capture/after"),
     }
     assert set(expected) == set(cli_sim.LISTS)

@@ -150,10 +150,6 @@ def test_a_timer_whose_handler_raises_is_over_and_what_it_did_is_undone() -> Non
     assert [letter.row[2] for letter in play.letters()] == [("ValueError: thirteen", "timer")]
 
 
-@pytest.mark.xfail(
-    reason="core bug: Handle.roll_back clears new_timers, also those of rows of the entry that succeeded; "
-    "the timer is in the key's state but not in KeySpace's heap, so no tick finds it until a restart"
-)
 @pytest.mark.parametrize("payloads", [(("timer", 8), "raise"), (("timer", 8), ("timer", 3))])
 def test_a_timer_of_a_row_that_succeeded_fires_whatever_became_of_the_next(payloads: tuple[Any, ...]) -> None:
     play = Play()

@@ -230,10 +230,6 @@ def test_a_key_without_state_is_an_absent_one() -> None:
     assert KeyState(1, None).image(b"k", 7, 0, -1).values is None
 
 
-@pytest.mark.xfail(
-    reason="core bug: _thawed makes tuples of the outermost lists only, so after msgpack a value with a "
-    "time to live, stored as (value, expiry), comes back as ([...], expiry)"
-)
 def test_a_value_with_a_time_to_live_is_a_tuple_after_a_restart_too() -> None:
     play = Play()
     play.short.update((1, 2))

@@ -324,10 +324,6 @@ def test_R18_the_planted_bug_flips_while_the_destination_is_ahead() -> None:
     assert flips(keys_whose_destination_is_ahead("flip-ignores-watermark")) == ["m1"]
 
 
-@pytest.mark.xfail(
-    reason="core bug: MoveDesk.on_prepare lists the arrival before it asks for output_promise, so the "
-    "arrival's own frozen_ms (-1) is the answer and every Prepared says -1; R18 then never waits"
-)
 def test_R18_a_site_does_not_raise_its_watermark_while_it_prepares_for_keys() -> None:
     stage = Stage(topology(kind="windows"), kind="windows").start()
     router = stage.machines["b"]
@@ -462,11 +458,6 @@ def test_R28_initial_state_that_entered_elsewhere_is_initial_state_at_its_owner(
     assert calls == ["state initial", "row first"]
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="core bug: rows that were held join one entry with the row that released them; Engine.call "
-    "asks the first row alone whether it is initial state, so the tuple behind it has no output",
-)
 def test_R28_a_row_that_overtook_the_initial_state_of_its_key_is_still_a_row() -> None:
     """`c` sends initial state to `a`; the key moves to `b`; `c` sends the first row straight there."""
     stage, key = Stage(topology(("a", "b", "c"))).start(), key_in(0)
