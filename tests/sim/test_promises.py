@@ -15,6 +15,7 @@ from tiercel.sim.points import CRASH_POINTS, Sketch, scenario_of
 from tiercel.sim.run import run
 from tiercel.sim.scenario import FAULTS, Action, Options, Scenario, draw
 
+WIDE = {"sites_max": 6, "scales": True}
 BLOCKS = 10
 SEEDS_PER_BLOCK = 60  # 600 seeds in all
 
@@ -72,6 +73,8 @@ def scenario_without_moves(seed: int) -> Scenario:
     [
         (14, {}, "rows the source read under an aborted move's name were not in the shadow feed"),
         (870, {}, "a restored source took keys that had come back for its old copies of them"),
+        (386, WIDE, "a source captured keys whose own arrival it had not read to its end"),
+        (1889, WIDE, "news of a slot swept the override of the site that owns the key"),
         (54, DYING, "the Compare record of another move was taken for one's own"),
         (45, ROAMING, "a receipt that was lost with its connection was never given again"),
         (58, ROAMING, "EndOfKeys and the confirmation of outputs answered each other for ever"),

@@ -224,6 +224,9 @@ class Traffic(Site):
         ours = self.site if self.mutant != "stale-moved-believed" else ""
         slots = {s: r for s, r in message.update.slots.items() if r.site != ours}
         keys = {k: r for k, r in message.update.keys.items() if r.site != ours}
+        for key, route in inbox.table.overrides_in(frozenset(slots)).items():
+            if route.site == self.site:
+                keys[key] = route  # what is ours stays ours, whatever becomes of its slot
         if inbox.update_table(step, TableUpdate(slots, keys)):
             self.sequence_again(step, inbox, inbox.release_waiting())
 
