@@ -70,12 +70,18 @@ def block(name: str) -> str:
 
 def large_table(result: dict[str, object]) -> list[str]:
     """One line per strategy out of the JSON of the large scenario."""
-    rows = result["strategies"]
+    rows = result["lines"]
     assert isinstance(rows, list)
     columns = list(rows[0])
-    table = [columns, *([str(row[column]) for column in columns] for row in rows)]
+    shown = [[f"{v:.1f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    table = [columns, *shown]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+    facts = (
+        f"{result['sites']} sites, {result['keys']} keys, {result['moves']} moves, {result['rows']} rows: "
+    )
+    took = f"{result['virtual_s']} s of virtual time in {result['elapsed_s']:.0f} s"
+    lines = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in table]
+    return [facts + took, *lines]
 
 
 def filled(text: str) -> str:
@@ -93,7 +99,7 @@ def draw() -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = json.loads(path.read_text(encoding="utf-8").split("\n", 1)[1])["strategies"]
+    rows = json.loads(path.read_text(encoding="utf-8").split("\n", 1)[1])["lines"]
     figure, axes = plt.subplots(figsize=(7, 3.2))
     names = [row["strategy"] for row in rows]
     for offset, column in enumerate(("stoppage_p50_ms", "stoppage_p99_ms", "stoppage_max_ms")):

@@ -12,6 +12,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tiercel.core import messages as m
 from tiercel.core.keyed import KeyState
 from tiercel.core.records import Key, KeyImage, KeySet, TableUpdate
@@ -192,7 +194,8 @@ class SourceMove:
         images: list[KeyImage] = []
         size = 0
         for key in members:
-            images.append(self.capture(key))
+            image = self.capture(key)  # as of the flip: our own clock has gone on, Adopt brings theirs
+            images.append(msgspec.structs.replace(image, at=self.flip_offset, time_ms=0, watermark_ms=-1))
             size += images[-1].size_bytes
             if len(images) >= instance.settings.chunk_keys_max or size >= instance.settings.chunk_bytes_max:
                 self.add_chunk(images)
