@@ -75,6 +75,13 @@ def scenario_without_moves(seed: int) -> Scenario:
         (870, {}, "a restored source took keys that had come back for its old copies of them"),
         (386, WIDE, "a source captured keys whose own arrival it had not read to its end"),
         (1889, WIDE, "news of a slot swept the override of the site that owns the key"),
+        (
+            2998,
+            WIDE,
+            "a source restored from a checkpoint behind the flip let timers of keys that had left fire",
+        ),
+        (3923, WIDE, "a newcomer did not know the watermark of the log it began to read"),
+        (3957, WIDE, "state that was captured long after the flip brought a watermark that was too new"),
         (54, DYING, "the Compare record of another move was taken for one's own"),
         (45, ROAMING, "a receipt that was lost with its connection was never given again"),
         (58, ROAMING, "EndOfKeys and the confirmation of outputs answered each other for ever"),

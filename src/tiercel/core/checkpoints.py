@@ -245,11 +245,12 @@ class Checkpointer:
             instance.tell(step, m.Settled(arriving.move))
 
 
-def load(instance: Processing, items: dict[StorageKey, Any], start: int) -> None:
+def load(instance: Processing, items: dict[StorageKey, Any], start: int, watermark_ms: int) -> None:
     """Fill a fresh instance from its last checkpoint; without one it begins at `start`."""
     cursor: Cursor | None = items.get(("cursor",))
     if cursor is None:
         instance.applied = start
+        instance.watermark_ms = watermark_ms
         return
     instance.applied = cursor.applied
     instance.incarnation = cursor.incarnation

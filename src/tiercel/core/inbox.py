@@ -43,6 +43,7 @@ class Reader(msgspec.Struct, frozen=True):
     life: int
     applied: int
     moves: dict[str, int]  # arriving moves: offset in this log, once they read it
+    start_watermark_ms: int = ABSENT_WATERMARK  # the log's, where an instance without a checkpoint begins
 
 
 class Pause(msgspec.Struct, frozen=True):

@@ -213,7 +213,7 @@ class Instance(Processing):
         if self._reply.fresh:
             self.checkpointer.discard(items)
             items = {}
-        load(self, items, self._reply.start)
+        load(self, items, self._reply.start, self._reply.start_watermark_ms)
         self.loaded = True
         self._resume(step)
         self.checkpointer.arm(step)

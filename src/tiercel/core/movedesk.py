@@ -253,9 +253,11 @@ class MoveDesk(Traffic):
         feed.attach(message.life, message.session)
         fresh = reader is None
         if reader is None:
-            reader = Reader(0, inbox.offset, {})  # a newcomer owns nothing that is in the log
+            reader = Reader(
+                0, inbox.offset, {}, inbox.watermark_ms
+            )  # a newcomer owns nothing that is in the log
         if message.life > last_life:
-            reader = Reader(message.life, reader.applied, reader.moves)
+            reader = Reader(message.life, reader.applied, reader.moves, reader.start_watermark_ms)
             inbox.readers[message.instance] = reader
             step.put(("reader", inbox.name, message.instance), reader)
             step.delete(("retired", inbox.name, message.instance))
@@ -275,6 +277,7 @@ class MoveDesk(Traffic):
             message.session,
             self.incarnation,
             reader.applied,
+            reader.start_watermark_ms,
             fresh,
             feed.flush_no,
             inbox.ends,

@@ -267,6 +267,8 @@ class Processing:
                 leaving.capture_all(step)
         elif role.cut is not None and leaving.phase is not SourcePhase.DRAINED:
             leaving.stop_at(-1)  # all we owed has arrived: nothing of these keys is processed any more
+        elif leaving.cut is None and self.applied >= role.flip_offset:
+            leaving.stop_at(role.flip_offset)  # a checkpoint behind the flip: we had stopped there
 
     def checkpoint_soon(self, step: Step) -> None:
         self.checkpointer.soon(step)

@@ -116,8 +116,18 @@ def run_seeds(
         summary.add(result)
         if on_result is not None:
             on_result(result)
+    if "step" in options.faults and summary.seeds >= len(CRASH_POINTS) and not options.mutant:
+        visit_missing(summary, options)
     summary.elapsed_s = time.monotonic() - started_s
     return summary
+
+
+def visit_missing(summary: Summary, options: Options) -> None:
+    """The crash points that no drawn move came by, each in a scenario of its own; they are not seeds."""
+    for point, scenario in enumerate_points(options.strategies):
+        if point not in summary.points_hit:
+            summary.add(run_safely(scenario), str(point))
+            summary.seeds -= 1
 
 
 def stream_seeds(seeds: Iterable[int], options: Options, jobs: int) -> Generator[Result]:

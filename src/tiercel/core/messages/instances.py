@@ -50,6 +50,7 @@ class AttachReply(Message, frozen=True):
     session: int  # an answer to an older connection's Attach is not for us
     incarnation: int
     start: int  # where an instance without a checkpoint begins
+    start_watermark_ms: int  # the log's watermark there
     fresh: bool  # it is not known here: whatever it has stored is from a time before it was retired
     flush: int  # the last flush of this life that was admitted
     ends: list[tuple[int, int]]  # (incarnation, end of log it found when it began)
