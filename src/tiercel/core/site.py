@@ -6,6 +6,7 @@ Not responsible for: what they do (traffic.py: rows; movedesk.py: moves; router.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tiercel.core.departures import Departure
 
 
-class Site:
+class Site(ABC):
     """State of one router."""
 
     def __init__(self, site: str, topology: Topology, settings: Settings, incarnation: int) -> None:
@@ -84,8 +85,10 @@ class Site:
         else:
             step.send(site, message)
 
+    @abstractmethod
     def on_message(self, step: Step, sender: str, message: Any) -> None:
-        raise NotImplementedError
+        """A message of a peer, or of ourselves."""
 
+    @abstractmethod
     def on_notice(self, step: Step, sender: str, inbox: str, notice: m.AnyNotice) -> None:
-        raise NotImplementedError
+        """A durable notice about a move, out of the lane of an inbox."""
