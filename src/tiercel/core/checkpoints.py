@@ -18,7 +18,7 @@ from tiercel.core import messages as m
 from tiercel.core.destination import DestinationMove, Marks
 from tiercel.core.destination import Phase as DestinationPhase
 from tiercel.core.effects import StorageKey
-from tiercel.core.records import OWN, SHADOW, Adopt, KeyImage, KeySet, Output, Position, TableUpdate
+from tiercel.core.records import OWN, Adopt, KeySet, Output, Position, TableUpdate
 from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
 from tiercel.core.topology import site_of
@@ -88,9 +88,7 @@ class Checkpointer:
         self._again = False
         self._followers: list[m.Message] = []
         self._dropped: list[StorageKey] = []
-        self._stored_moves: dict[str, set[bytes]] = getattr(self, "_stored_moves", {})
-        self._stored_moves = {}
-        self._last: tuple[int, dict[str, Position]] = (-1, {})
+        self._stored_moves: dict[str, set[bytes]] = {}  # keys that a checkpoint holds under a move's name
 
     def arm(self, step: Step) -> None:
         step.timer("checkpoint", step.now_ms + self.instance.settings.checkpoint_ms)
@@ -289,6 +287,3 @@ def _load_arrival(instance: Processing, image: ArrivalImage) -> DestinationMove:
     arriving.owned = image.adopt is not None
     arriving.phase = DestinationPhase.ADOPTED if arriving.owned else DestinationPhase.VOTED
     return arriving
-
-
-__all__ = ["SHADOW", "Checkpointer", "KeyImage", "load"]

@@ -21,7 +21,6 @@ from tiercel.core.departures import DECIDED, Departure
 from tiercel.core.departures import Phase as DeparturePhase
 from tiercel.core.effects import StorageKey
 from tiercel.core.inbox import Group
-from tiercel.core.records import OWN, SHADOW
 from tiercel.core.step import Step
 
 if TYPE_CHECKING:
@@ -127,6 +126,3 @@ def _first_steps(router: Router, step: Step) -> None:
     for lane in router.lanes.values():
         if lane.to == router.site:
             router.loop_back(step, lane)
-
-
-__all__ = ["OWN", "SHADOW", "recover_router"]
