@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "core": ("python -m tiercel.bench.core", [sys.executable, "-m", "tiercel.bench.core"]),
     "slice": ("python -m tiercel.bench.slice", [sys.executable, "-m", "tiercel.bench.slice"]),
 }
-LINES_SHOWN = {"mutants": 1, "test": 4, "points": 1, "seeds": 1}  # the last ones; the others are shown whole
+LINES_SHOWN = {"mutants": 1, "test": 1, "points": 1, "seeds": 1}  # the last ones; the others are shown whole
 
 
 def measure(name: str) -> None:
