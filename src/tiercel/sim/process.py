@@ -211,7 +211,7 @@ def _ignore_crash(process: Process) -> None:
 
 def _refuse(instance: str) -> None:
     message = f"asked to launch or retire {instance}, but this process was given no hook for it"
-    raise NotImplementedError(message)
+    raise RuntimeError(message)
 
 
 class Process:
