@@ -46,6 +46,8 @@ WAYS: dict[str, Way] = {
     "ProduceMobile": ("mobile source -> router", NOW),
     "MobileReceipt": ("router -> mobile source", WHEN_DURABLE),
     "Subscribe": ("subscriber -> router", NOW),
+    "RangeQuery": ("subscriber -> router", NOW),
+    "RangeReply": ("router -> subscriber", NOW),
     "Consumed": ("subscriber -> router", NOW),
     "Publish": ("router -> subscriber", "at once, durable entries only"),
     # instances

@@ -111,6 +111,10 @@ class Router(MoveDesk):
             case m.Subscribe():
                 if message.stream in self.streams:
                     self.streams[message.stream].subscribe(step, sender, message.after)
+            case m.RangeQuery():
+                log = self.streams.get(message.stream)
+                first, last = (-1, -1) if log is None else (log.first, log.visible)
+                step.send(sender, m.RangeReply(message.stream, first, last))
             case m.Consumed():
                 if message.stream in self.streams:
                     self.streams[message.stream].consumed(step, sender, message.offset)

@@ -64,6 +64,7 @@ class Site(ABC):
         self.event_time = any(o.time_mode == "eventTime" for o in topology.operators.values())
         self.owed: dict[str, tuple[str, str]] = {}  # producers whose acknowledgement waits for a reader
         self.ticking: set[str] = set()
+        self.late: dict[str, int] = {}  # operator -> rows that came behind this site's watermark, this life
         self.boot: Callable[[Step], None] | None = None
 
     def lane(self, to: str, inbox: str) -> Lane:

@@ -39,6 +39,11 @@ class StreamLog:
         self._unsynced: deque[tuple[int, int]] = deque()  # (write, offset)
         self._new = False
 
+    @property
+    def first(self) -> int:
+        """The oldest entry that is kept."""
+        return max(1, self.offset - self.settings.stream_entries_max + 1)
+
     def append(self, step: Step, outputs: list[Output]) -> None:
         self.offset += 1
         entry = StreamEntry(self.offset, outputs)

@@ -18,6 +18,7 @@ class Stream(msgspec.Struct, frozen=True):
     home: str
     logged: bool = True
     producers: dict[str, str] = {}  # those that give watermarks -> their site; all are waited for
+    delay_ms: int | None = None  # watermark = newest event time seen by a site - this; None: producers say
 
 
 class Operator(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tiercel.core import messages as m
 from tiercel.core.inbox import Held, Inbox
 from tiercel.core.lanes import FrameId, Inbound, Lane
-from tiercel.core.records import INITIAL, Output, Row, TableUpdate, Watermark
+from tiercel.core.records import ABSENT_WATERMARK, INITIAL, Output, Row, TableUpdate, Watermark
 from tiercel.core.site import Site
 from tiercel.core.step import Step
 from tiercel.core.watermarks import FOREVER
@@ -22,14 +22,26 @@ class Traffic(Site):
 
     def on_produce(self, step: Step, sender: str, message: m.Produce) -> None:
         if self.producers.accept(step, message.producer, message.seq, self.mutant):
+            facts = self.topology.streams.get(message.stream)
+            delay_ms = None if facts is None else facts.delay_ms
             if message.rows:
-                self.take_in(step, message.stream, message.rows, initial=message.initial)
+                self.take_in(
+                    step, message.stream, message.rows, initial=message.initial, timed=delay_ms is not None
+                )
+            if delay_ms is not None and message.rows and not message.initial:
+                newest = max([row[1] for row in message.rows])
+                self.promise_source(step, message.stream, message.stream, newest - delay_ms)
             if message.watermark_ms is not None:
-                for operator in self.topology.consumers(message.stream):
-                    sources = self.promises[operator].sources
-                    sources[message.producer] = max(sources.get(message.producer, -1), message.watermark_ms)
-                    step.put(("source", operator, message.producer), sources[message.producer])
+                self.promise_source(step, message.stream, message.producer, message.watermark_ms)
         self.acknowledge_producer(step, sender, message.producer, message.stream)
+
+    def promise_source(self, step: Step, stream: str, source: str, watermark_ms: int) -> None:
+        """This source of a stream, a producer or the stream itself at this site, is that far."""
+        for operator in self.topology.consumers(stream):
+            sources = self.promises[operator].sources
+            if watermark_ms > sources.get(source, ABSENT_WATERMARK):
+                sources[source] = watermark_ms
+                step.put(("source", operator, source), watermark_ms)
 
     def acknowledge_producer(self, step: Step, to: str, producer: str, stream: str) -> None:
         """The mark is held back while a reader is too far behind: that is what slows a producer down."""
@@ -55,14 +67,32 @@ class Traffic(Site):
                 del self.owed[producer]
                 self.producers.acknowledge(step, to, producer)
 
-    def take_in(self, step: Step, stream: str, rows: list[Row], *, initial: bool = False) -> None:
-        """Rows of a stream, to every operator that reads it."""
-        for operator in self.topology.consumers(stream):
-            inbox = self.inboxes[operator]
-            if initial:
-                rows = [(r[0], INITIAL, r[2]) for r in rows]
-            for site, stamped in inbox.intake(step, rows).items():
-                self.send_away(step, site, inbox, stamped)
+    def take_in(
+        self, step: Step, stream: str, rows: list[Row], *, initial: bool = False, timed: bool = False
+    ) -> None:
+        """Rows of a stream, to every operator that reads it; `timed`: late ones are left out here.
+
+        An operator of several inputs is told with each row which one it came by.
+        """
+        for name in self.topology.consumers(stream):
+            inbox, operator = self.inboxes[name], self.topology.operators[name]
+            mine = [(r[0], INITIAL, r[2]) for r in rows] if initial else rows
+            if timed and not initial and operator.time_mode == "eventTime":
+                mine = self._in_time(stream, name, rows)
+            if len(operator.inputs) > 1:
+                n = operator.inputs.index(stream)
+                mine = [(r[0], r[1], (n, r[2])) for r in mine]
+            if mine:
+                for site, stamped in inbox.intake(step, mine).items():
+                    self.send_away(step, site, inbox, stamped)
+
+    def _in_time(self, stream: str, operator: str, rows: list[Row]) -> list[Row]:
+        """What this site has promised holds: rows at or below it are late, and no operator sees them."""
+        mark = self.promises[operator].sources.get(stream, ABSENT_WATERMARK)
+        kept = [row for row in rows if row[1] > mark]
+        if len(kept) < len(rows):
+            self.late[operator] = self.late.get(operator, 0) + len(rows) - len(kept)
+        return kept
 
     def send_away(
         self, step: Step, site: str, inbox: Inbox, rows: list[Row], via: tuple[FrameId, ...] = ()
@@ -80,9 +110,17 @@ class Traffic(Site):
             return
         inbound = self.inbound[frame] = Inbound(frame)
         for operator in self.topology.consumers(message.stream):
-            inbox = self.inboxes[operator]
+            inbox, inputs = self.inboxes[operator], self.topology.operators[operator].inputs
+            tag = inputs.index(message.stream) if len(inputs) > 1 else None
             rows = [
-                (key, event_time, payload, message.source, n, inbox.table.route(key).epoch)
+                (
+                    key,
+                    event_time,
+                    payload if tag is None else (tag, payload),
+                    message.source,
+                    n,
+                    inbox.table.route(key).epoch,
+                )
                 for key, event_time, payload, n in message.rows
             ]
             away: dict[str, list[Row]] = {}

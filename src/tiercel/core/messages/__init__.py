@@ -20,6 +20,8 @@ from tiercel.core.messages.clients import (
     ProduceMobile,
     ProducerMark,
     Publish,
+    RangeQuery,
+    RangeReply,
     Subscribe,
 )
 from tiercel.core.messages.instances import (
@@ -131,6 +133,8 @@ __all__ = [
     "ProduceMobile",
     "ProducerMark",
     "Publish",
+    "RangeQuery",
+    "RangeReply",
     "Ready",
     "Refused",
     "Resume",

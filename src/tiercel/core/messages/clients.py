@@ -46,6 +46,20 @@ class MobileReceipt(Message, frozen=True):
     frames: list[int]
 
 
+class RangeQuery(Message, frozen=True):
+    """Asks how far a stream's log is."""
+
+    stream: str
+
+
+class RangeReply(Message, frozen=True):
+    """Entries `first` to `last` can be read; there are none if `last` is smaller. -1, -1: not kept here."""
+
+    stream: str
+    first: int
+    last: int
+
+
 class Subscribe(Message, frozen=True):
     """Send me this stream's entries with `offset > after`."""
 

@@ -1,0 +1,134 @@
+"""A deployment's directory: what everyone who takes part must find there, and nobody else may read.
+
+Responsible for: the manifest (streams, operators, settings), the secret, the paths of everything else.
+Not responsible for: what the processes store (store.py), where they listen (registry.py).
+
+    storage/
+      deployment.json    the manifest: what runs here, and who it is
+      secret             proves membership; readable by its owner only
+      lock               held by the driver that runs the deployment
+      registry/          who listens where
+      processes/NAME/    one RocksDB per router, instance and controller
+      metrics/NAME.jsonl a line per second and process
+      feeds/             staged batches of DataFrame feeds
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tiercel.core.settings import Settings
+from tiercel.core.topology import Topology
+from tiercel.errors import UserError
+from tiercel.runtime.registry import Registry
+
+FORMAT = 1  # of everything below this directory
+SECRET_BYTES = 32
+
+Durability = Literal["os", "disk"]
+
+
+class StreamFacts(msgspec.Struct, frozen=True):
+    """What the ends of a stream must know; the core needs none of it."""
+
+    schema: str  # PySpark's JSON of the StructType
+    key: tuple[str, ...]  # columns; empty: rows keep the key of the operator that emitted them
+    event_time: str = ""  # column, empty: none
+    sites: tuple[str, ...] = ()  # where producers may connect
+    written_by: str = ""  # the operator that writes it; empty: producers and feeds
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What runs in this directory."""
+
+    id: str
+    topology: Topology
+    streams: dict[str, StreamFacts]
+    settings: Settings = Settings()
+    durability: Durability = "os"
+    bind: str = "127.0.0.1"
+    format: int = FORMAT
+
+
+class Place:
+    """The directory of one deployment. Cheap to make; everything is read when it is asked for."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory).absolute()
+
+    def __repr__(self) -> str:
+        return f"Place({str(self.directory)!r})"
+
+    @property
+    def registry(self) -> Registry:
+        return Registry(self.directory / "registry")
+
+    @property
+    def metrics(self) -> Path:
+        return self.directory / "metrics"
+
+    @property
+    def feeds(self) -> Path:
+        return self.directory / "feeds"
+
+    def process(self, name: str) -> Path:
+        return self.directory / "processes" / name
+
+    @property
+    def secret(self) -> bytes:
+        try:
+            return (self.directory / "secret").read_bytes()
+        except OSError as error:
+            what = f"no secret of a deployment can be read in {self.directory}: {error.strerror}"
+            raise UserError(what, expected="the storage directory of a deployment", hint=_HINT) from error
+
+    def manifest(self) -> Manifest:
+        """What runs here; a clear error if this is no deployment's directory."""
+        path = self.directory / "deployment.json"
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except FileNotFoundError as error:
+            what = f"{self.directory} holds no deployment"
+            raise UserError(what, expected="the storage directory of a deployment", hint=_HINT) from error
+        except (OSError, msgspec.DecodeError) as error:
+            what = f"{path} cannot be read: {error}"
+            raise UserError(what, expected="the manifest of a deployment") from error
+        if found.format != FORMAT:
+            what = f"{path} has format {found.format}"
+            raise UserError(what, expected=f"format {FORMAT}", hint="use the version that wrote it")
+        return found
+
+    @property
+    def taken(self) -> bool:
+        """Whether a deployment has ever been written here."""
+        return (self.directory / "deployment.json").exists()
+
+    def write(self, manifest: Manifest) -> None:
+        """Make the directory that of this deployment. The secret is made once and kept."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            secret = self.directory / "secret"
+            with contextlib.suppress(FileExistsError):
+                handle = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(secrets.token_bytes(SECRET_BYTES))
+            for directory in (self.metrics, self.feeds, self.directory / "processes"):
+                directory.mkdir(exist_ok=True)
+            draft = self.directory / f".deployment.{os.getpid()}"
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+            draft.replace(self.directory / "deployment.json")
+        except OSError as error:
+            what = f"{self.directory} cannot be written: {error.strerror}"
+            raise UserError(
+                what, expected="a directory that the driver and every executor can write", hint=_STORAGE_HINT
+            ) from error
+
+
+_HINT = "it is what was given as storage= to tiercel.start"
+_STORAGE_HINT = "choose another with storage="
