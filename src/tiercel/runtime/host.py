@@ -135,7 +135,7 @@ class Host:
 
     # -- life ----------------------------------------------------------------------------------
 
-    async def run(self, stage: int = -1, attempt: int = -1, task: int = -1) -> str:
+    async def run(self, stage: int = -1, attempt: int = -1, task: int = -1, executor: str = "") -> str:
         """Serve until the machine ends or the registry dismisses us; returns the reason."""
         self._loop = loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = loop.create_future()
@@ -145,7 +145,9 @@ class Host:
         near_server = await loop.create_unix_server(lambda: Link(self), str(nearby))
         life = self._store.life if self._store is not None else 1
         self._registry.publish(
-            Address(self.name, self._bind, port, os.getpid(), life, str(nearby), stage, attempt, task)
+            Address(
+                self.name, self._bind, port, os.getpid(), life, str(nearby), stage, attempt, task, executor
+            )
         )
         helpers = [loop.create_task(self._keep_dialling(peer)) for peer in self._dials]
         helpers.append(loop.create_task(self._look_whether_wanted()))
@@ -222,6 +224,14 @@ class Host:
     def take(self, event: Event) -> None:
         """Give the machine an event, in the next turn."""
         self._waiting.append(event)
+        self._plan()
+
+    def now_ms(self) -> float:
+        return self._clock()
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """What a caller of the machine was told to do, in this process's next turn. For the loop's thread."""
+        self._perform(effects)
         self._plan()
 
     def _plan(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -131,8 +131,15 @@ def decode_key(data: bytes) -> StorageKey:
 class Store:
     """One process's storage; `life` counts how often it was opened."""
 
-    def __init__(self, directory: Path, durability: Durability) -> None:
+    def __init__(
+        self, directory: Path, durability: Durability, tables: Mapping[str, Any] | None = None
+    ) -> None:
         self.durability = durability
+        self._decoders = (
+            _decoders
+            if tables is None
+            else {table: msgspec.msgpack.Decoder(kind) for table, kind in tables.items()}
+        )
         self._db = _open(directory)
         self.life = int.from_bytes(self._db.get(LIFE) or b"") + 1
         self._db.put(LIFE, self.life.to_bytes(8))
@@ -169,7 +176,7 @@ class Store:
         for data, value in self._scan(None):
             if data != LIFE and not data.startswith(inbox):
                 key = decode_key(data)
-                found[key] = _decoders[key[0]].decode(value)
+                found[key] = self._decoders[key[0]].decode(value)
         return found
 
     def read_log(self, inbox: str, after: int, limit: int) -> list[Entry]:
