@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from tiercel.core.engine import Engine
 from tiercel.core.keyed import KeyState
 from tiercel.core.keyspace import KeySpace
 from tiercel.core.records import INITIAL, Output, Row
+from tiercel.core.topology import Operator
 from tiercel.workloads.processors import PlainCode
 
 KEY = b"k"
@@ -58,8 +60,9 @@ class Obedient:
 class Play:
     """One key in one space, called entry by entry as an instance does it."""
 
-    def __init__(self, time_mode: str = "processingTime") -> None:
-        self.engine = Engine(PlainCode(Obedient()), time_mode)
+    def __init__(self, time_mode: str = "processingTime", **policy: Any) -> None:
+        operator = Operator("op", ("in",), "out", (), time_mode=time_mode, **policy)
+        self.engine = Engine(PlainCode(Obedient()), operator)
         self.space = KeySpace(4, lambda key: 3, lambda key: (key,))
         self.offset = 0
 
@@ -123,7 +126,7 @@ def test_a_row_that_raises_changes_nothing_and_becomes_a_dead_letter() -> None:
     assert play.state.values == {"count": (1,)}
     (letter,) = play.letters()
     assert (letter.offset, letter.key, letter.epoch, letter.n) == (2, KEY, 3, 0)
-    assert letter.row == (KEY, 1, ("ValueError: no", "raise"))
+    assert letter.row == (KEY, 1, ("ValueError: no", KEY, 2, msgspec.msgpack.encode("raise")))
 
 
 def test_only_the_rows_at_fault_are_refused_and_the_numbers_have_no_gap() -> None:
@@ -147,7 +150,9 @@ def test_a_timer_whose_handler_raises_is_over_and_what_it_did_is_undone() -> Non
     assert said(play.tick(4)) == [("fired", 4, [4])]
     assert play.state.values["order"] == [("4",)]
     assert play.state.timers == set()
-    assert [letter.row[2] for letter in play.letters()] == [("ValueError: thirteen", "timer")]
+    assert [letter.row[2] for letter in play.letters()] == [
+        ("ValueError: thirteen", KEY, 2, msgspec.msgpack.encode("timer"))
+    ]
 
 
 @pytest.mark.parametrize("payloads", [(("timer", 8), "raise"), (("timer", 8), ("timer", 3))])
