@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any, Union, get_args, get_origin
 
 import msgspec
@@ -32,7 +33,7 @@ def samples(kind: Any, depth: int = 0) -> list[Any]:
         return [m.Captured("mv")]
     if origin in (Union, types.UnionType):
         return [value for arg in args for value in samples(arg, depth)]
-    if origin is list:
+    if origin in (list, Sequence):
         return [[], samples(args[0], depth + 1)]
     if origin is frozenset:
         return [frozenset(), frozenset(samples(args[0]))]

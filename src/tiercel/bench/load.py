@@ -22,6 +22,9 @@ from tiercel.core.events import Connected, Event, Received, TimerFired
 from tiercel.core.records import Key, Row
 from tiercel.spark.border import encode_key
 
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[int, int, int, float, int]).decode
+
 PRODUCER = "load"
 TICK_NS = 1_000_000  # tuples of one millisecond leave together, as from a sensor gateway
 MOVE_ENDS = ("done", "aborted", "refused")
@@ -139,21 +142,21 @@ class Load:
         return [(at + 389 * i) % total for i in range(count)]
 
     def _frame(self, sensors: list[int], due_ns: int) -> Send:
-        keys, sent = self.keys, self.sent
+        keys, sent, encode = self.keys, self.sent, _encode
         rows: list[Row] = []
         for sensor in sensors:
             n = sent[sensor] = sent[sensor] + 1
-            rows.append((keys[sensor], 0, (sensor, n, due_ns, float(n))))
+            rows.append((keys[sensor], 0, encode((sensor, n, due_ns, float(n)))))
         self.produced += len(rows)
         self._seq += 1
         return Send(SITE, m.Produce(PRODUCER, self._seq, INPUT, rows))
 
     def _judge(self, message: m.Publish) -> None:
-        now, seen, faults = monotonic_ns(), self.seen, self.faults
+        now, seen, faults, decode = monotonic_ns(), self.seen, self.faults, _decode
         sensors, due_of, late = self.sensors, self.due_ns, self.late_ns
         for entry in message.entries:
             for output in entry.outputs:
-                sensor, n, count, average, due_ns = output.row[2]
+                sensor, n, count, average, due_ns = decode(output.row[2])
                 if n != seen[sensor] + 1:
                     if n > seen[sensor]:
                         faults.lost += n - seen[sensor] - 1

@@ -6,6 +6,8 @@ Not responsible for: who owns a key, and changes of that (inbox.py, movedesk.py)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tiercel.core import messages as m
 from tiercel.core.inbox import Held, Inbox
 from tiercel.core.lanes import FrameId, Inbound, Lane
@@ -146,7 +148,8 @@ class Traffic(Site):
         mark = inbox.emitted.get(message.instance, 0)
         if message.through > mark:
             outputs = message.outputs
-            if outputs and (outputs[0].offset <= mark or self.departures):
+            leaves = any(d.source == message.instance for d in self.departures.values())
+            if outputs and (message.first <= mark or leaves):
                 outputs = [o for o in outputs if o.offset > mark and not self.refused(message.instance, o)]
             inbox.emitted[message.instance] = message.through
             step.put(("emitted", inbox.name, message.instance), message.through)
@@ -191,7 +194,7 @@ class Traffic(Site):
         self.emit(step, inbox.name, [o for o in every if id(o) not in dead])
         self.emit_dead(step, inbox.name, [o for o in every if id(o) in dead])
 
-    def emit(self, step: Step, operator: str, outputs: list[Output]) -> None:
+    def emit(self, step: Step, operator: str, outputs: Sequence[Output]) -> None:
         """Admitted outputs: to the next operators' inboxes and the output log, all in this write."""
         if outputs:
             stream = self.topology.operators[operator].output
@@ -203,7 +206,7 @@ class Traffic(Site):
         if outputs:
             self.log_outputs(step, self.topology.operators[operator].dead_letters, outputs)
 
-    def log_outputs(self, step: Step, stream: str, outputs: list[Output]) -> None:
+    def log_outputs(self, step: Step, stream: str, outputs: Sequence[Output]) -> None:
         """To the stream's one home, here or through a lane."""
         facts = self.topology.streams.get(stream)
         if facts is not None and facts.logged:

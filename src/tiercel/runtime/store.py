@@ -27,7 +27,8 @@ from tiercel.core.departures import DepartureRecord
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.inbox import Pause, Reader
 from tiercel.core.messages import LaneFrame, ShadowNotice
-from tiercel.core.records import Entry, KeyImage, Position, Route, StreamEntry
+from tiercel.core.records import Entry, KeyImage, Position, Route
+from tiercel.runtime.packed import decode_stream_entry, encoder
 
 Durability = Literal["os", "disk"]
 
@@ -71,9 +72,8 @@ WAL_BYTES_MAX = 256 * 1024 * 1024  # what a restart reads again at most
 _BYTES, _INT, _STR = 1, 2, 3
 _SIGN = 1 << 63  # added to an int, so that negative ones sort first
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode = encoder.encode
 _decoders = {table: msgspec.msgpack.Decoder(kind) for table, kind in TABLES.items()}
-_decode_output = msgspec.msgpack.Decoder(StreamEntry).decode
 
 
 class StorageBusy(Exception):
@@ -188,7 +188,9 @@ class Store:
         self.commit()
         prefix = _prefix(("inbox", inbox))
         outputs = self._db.get(encode_key(("stream_head", inbox))) is not None
-        decode = cast("Callable[[bytes], Entry]", _decode_output if outputs else _decoders["inbox"].decode)
+        decode = cast(
+            "Callable[[bytes], Entry]", decode_stream_entry if outputs else _decoders["inbox"].decode
+        )
         found: list[Entry] = []
         for data, value in self._scan(encode_key(("inbox", inbox, after + 1))):
             if len(found) >= limit or not data.startswith(prefix):

@@ -18,7 +18,7 @@ from tiercel.errors import UserError
 from tiercel.runtime.client import Producer, Subscriber
 from tiercel.runtime.place import Place, StreamFacts
 from tiercel.spark.border import row_maker
-from tiercel.spark.schema import Columns
+from tiercel.spark.schema import Columns, decode_payload
 
 
 def stream_facts(place: Place, stream: str) -> StreamFacts:
@@ -105,7 +105,7 @@ class RowSubscriber:
     def _rows(self, entry: StreamEntry) -> Iterator[Received]:
         make, values, operator = self._make, self.columns.values, self._operator
         for output in entry.outputs:
-            yield Received(make(values(output.row[2])), entry.offset, identity(operator, output))
+            yield Received(make(values(decode_payload(output.row[2]))), entry.offset, identity(operator, output))
 
     def __iter__(self) -> Iterator[Received]:
         for entry in self.client:
