@@ -54,6 +54,7 @@ from tiercel.core.events import (
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
 from tiercel.runtime.link import Link
+from tiercel.runtime.metrics import Measured, Meter, to_next_second_s
 from tiercel.runtime.registry import Address, Registry
 from tiercel.runtime.store import Store
 from tiercel.runtime.wire import CAN_LINGER, merged
@@ -109,6 +110,7 @@ class Host:
         bind: str = "127.0.0.1",
         on_launch: Callable[[str], object] | None = None,
         on_retire: Callable[[str], object] | None = None,
+        metrics: Path | None = None,
     ) -> None:
         self.name = name
         self.secret = secret
@@ -122,6 +124,7 @@ class Host:
         self._store = store
         self._bind = bind
         self._on_launch, self._on_retire = on_launch, on_retire
+        self._metrics = metrics
         self._clock = wall_clock()
         self._links: dict[str, Link] = {}
         self._waiting: deque[Event] = deque()
@@ -149,6 +152,8 @@ class Host:
         )
         helpers = [loop.create_task(self._keep_dialling(peer)) for peer in self._dials]
         helpers.append(loop.create_task(self._look_whether_wanted()))
+        if self._metrics is not None and isinstance(self.machine, Measured):
+            helpers.append(loop.create_task(self._measure(Meter(self._metrics, self.name), self.machine)))
         tame_collector()
         try:
             self.ended_because = await self._ended
@@ -194,6 +199,14 @@ class Host:
         while not self._registry.dismissed(self.name):  # noqa: ASYNC110 - another process makes the file
             await asyncio.sleep(LOOK_S)
         self.end("dismissed")
+
+    async def _measure(self, meter: Meter, machine: Measured) -> None:
+        while True:
+            await asyncio.sleep(to_next_second_s())
+            try:
+                meter.write(machine.gauges(), self.busy_s)
+            except OSError as error:  # a full disk is no reason to stop working
+                log.warning("%s cannot write its metrics: %s", self.name, error)
 
     # -- links ---------------------------------------------------------------------------------
 
