@@ -1,0 +1,67 @@
+"""Rows by name or in order, and what is said about one that does not fit.
+
+Responsible for: making PySpark's `Row`s cheaply, finding a row's values whatever form it has.
+Not responsible for: the values themselves (conversion.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+from pyspark.sql import Row
+
+from tiercel.errors import UserError
+
+SHOWN_CHARACTERS_MAX = 80  # of a value in a message
+
+
+class BadRow(UserError):
+    """A value that does not fit its column: which column, which value, and what would have been right."""
+
+
+def misfit(where: str, value: Any, expected: str, hint: str | None = None) -> BadRow:
+    shown = repr(value)
+    if len(shown) > SHOWN_CHARACTERS_MAX:
+        shown = shown[:SHOWN_CHARACTERS_MAX] + "…"
+    return BadRow(f"column {where}: {shown} ({type(value).__name__})", expected=expected, hint=hint)
+
+
+def row_maker(fields: Sequence[str]) -> Callable[[Sequence[Any]], Row]:
+    """Makes `Row`s with these columns out of their values.
+
+    They are real `Row`s of a class with one property per column: same behaviour, a fraction of the
+    cost of looking a name up each time.
+    """
+    columns = {name: property(itemgetter(n)) for n, name in enumerate(fields) if name not in dir(Row)}
+    kind = type("Row", (Row,), {"__fields__": list(fields), **columns})
+    return partial(tuple.__new__, kind)
+
+
+def in_order(row: Any, names: list[str], where: str, expected: str) -> Sequence[Any]:
+    """The values of a row in the order of its columns; by name where the row has names."""
+    fields = getattr(row, "__fields__", None)
+    if isinstance(row, Row) and fields is not None:
+        if fields == names:
+            return row
+        row = dict(zip(fields, row, strict=False))
+    prefix = f"{where}." if where else ""
+    if isinstance(row, Mapping):
+        missing = [name for name in names if name not in row]
+        if missing:
+            what = (
+                f"column {prefix}{missing[0]} is missing; the row has: {', '.join(map(str, row)) or 'none'}"
+            )
+            raise BadRow(what, expected=expected)
+        if len(row) != len(names):
+            unknown = next(name for name in row if name not in names)
+            raise BadRow(f"unknown column {prefix}{unknown}: {row[unknown]!r}", expected=expected)
+        return [row[name] for name in names]
+    if not isinstance(row, tuple | list):
+        raise misfit(where or "*", row, f"a dict, a Row, or a sequence of: {', '.join(names)}")
+    if len(row) != len(names):
+        what = f"{where or 'the row'} has {len(row)} values: {row!r:.{SHOWN_CHARACTERS_MAX}}"
+        raise BadRow(what, expected=f"{len(names)}: {', '.join(names)}")
+    return row

@@ -1,0 +1,262 @@
+"""The codec of one stream's rows: a user's row in, the core's row out, and back.
+
+Responsible for: checking rows against their schema, keys, event times, and the form of a payload.
+Not responsible for: single types (conversion.py), who sends or reads the rows.
+
+    user's row --pack--> (key, event time in ms, payload) --values--> what user code sees
+
+A payload is the tuple of a row's columns in internal form, in the order of the schema. Nobody outside
+this module and border.py may rely on that. The checks are made into one function per schema: most values
+cost one comparison (four flat columns: about a microsecond a row from a dict, key included).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.sql import Row
+from pyspark.sql import types as t
+
+from tiercel.errors import UserError
+from tiercel.runtime.place import StreamFacts
+from tiercel.spark.conversion import already_internal, refuse_unsupported, to_arrow, to_internal, to_python
+from tiercel.spark.ddl import as_struct, parse_ddl
+from tiercel.spark.rows import BadRow, in_order, misfit, row_maker
+
+if TYPE_CHECKING:
+    import pyarrow
+
+CoreRow = tuple[bytes, int, Any]
+US_PER_MS = 1000
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_key = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
+
+
+class Columns:
+    """The columns of one stream, which of them are its key, and which is its event time."""
+
+    def __init__(self, schema: t.StructType | str, key: Sequence[str] = (), event_time: str = "") -> None:
+        self.schema = as_struct(schema)
+        self.names: list[str] = list(self.schema.names)
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.event_time = event_time
+        refuse_unsupported(self.schema, "")
+        self._check_key_and_time()
+        self._build()
+
+    @classmethod
+    def of(cls, facts: StreamFacts) -> Columns:
+        schema = t.StructType.fromJson(msgspec.json.decode(facts.schema))
+        return cls(schema, facts.key, facts.event_time)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Columns, (self.schema, self.key, self.event_time)  # what was made for them is made again
+
+    def __repr__(self) -> str:
+        return f"Columns({self.schema.simpleString()}, key={self.key}, event_time={self.event_time!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Columns) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash((self.schema.json(), self.key, self.event_time))
+
+    def _check_key_and_time(self) -> None:
+        for name in (*self.key, *([self.event_time] if self.event_time else [])):
+            if name not in self.names:
+                what = f"column {name!r} is not in the schema"
+                raise UserError(what, expected=f"one of: {', '.join(self.names)}")
+        if len(set(self.key)) != len(self.key):
+            raise UserError(f"key {self.key}", expected="each column once")
+        for name in self.key:
+            if _holds_map(self.schema[name].dataType):
+                what = f"key column {name!r}: {self.schema[name].dataType.simpleString()}"
+                raise UserError(what, expected="a type without maps: equal maps have no common form")
+        if self.event_time:
+            kind = self.schema[self.event_time].dataType
+            if not isinstance(kind, t.TimestampType | t.TimestampNTZType):
+                what = f"event time column {self.event_time!r}: {kind.simpleString()}"
+                raise UserError(what, expected="timestamp or timestamp_ntz")
+
+    # -- one row -----------------------------------------------------------------------------
+
+    def pack(self, row: Mapping[str, Any] | Row | Sequence[Any]) -> CoreRow:
+        """A user's row, checked and converted; BadRow if it does not fit."""
+        return self._pack(row)
+
+    def pack_all(self, rows: Iterable[Any]) -> tuple[list[CoreRow], list[tuple[Any, BadRow]]]:
+        """Those that fit, in order, and those that do not, each with the reason."""
+        pack = self._pack
+        packed: list[CoreRow] = []
+        refused: list[tuple[Any, BadRow]] = []
+        for row in rows:
+            try:
+                packed.append(pack(row))
+            except BadRow as reason:
+                refused.append((row, reason))
+        return packed, refused
+
+    def payload(self, values: Sequence[Any]) -> Any:
+        """Python values in the order of the columns, checked, in internal form."""
+        return self._payload(values)
+
+    def values(self, payload: Any) -> tuple[Any, ...]:
+        """A payload's columns as Spark's Row API gives them."""
+        return self._values(payload)
+
+    def key_of(self, values: Sequence[Any]) -> bytes:
+        return self._key(self._payload(values))
+
+    def key_values(self, key: bytes) -> tuple[Any, ...]:
+        """The key columns of a key as user code sees them."""
+        return self._key_values(_decode_key(key))
+
+    def time_of(self, values: Sequence[Any]) -> int:
+        """The event time in ms; 0 for a stream that has none."""
+        return self._time(self._payload(values))
+
+    def key_of_payload(self, payload: Any) -> bytes:
+        return self._key(payload)
+
+    def time_of_payload(self, payload: Any) -> int:
+        return self._time(payload)
+
+    # -- many rows ---------------------------------------------------------------------------
+
+    def arrow_batch(self, payloads: Sequence[Any]) -> pyarrow.RecordBatch:
+        """These rows as Spark takes them from a data source."""
+        import pyarrow
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        schema = to_arrow_schema(self.schema, timezone="UTC")
+        arrays = []
+        columns = zip(*payloads, strict=True) if payloads else [()] * len(self.names)
+        for column, field, convert in zip(columns, schema, self._arrow, strict=True):
+            converted = column if convert is None else [None if v is None else convert(v) for v in column]
+            arrays.append(pyarrow.array(converted, type=field.type))
+        return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+    # -- the functions made for this schema --------------------------------------------------
+
+    def _build(self) -> None:
+        fields = self.schema.fields
+        self._arrow = [to_arrow(f.dataType) for f in fields]
+        self._values = _restorer([f.dataType for f in fields])
+        self._key_values = _restorer([self.schema[name].dataType for name in self.key])
+        at = {name: n for n, name in enumerate(self.names)}
+        scope: dict[str, Any] = {
+            f"c{n}": to_internal(f.dataType, f.name, f.nullable) for n, f in enumerate(fields)
+        }
+        scope |= {"encode": _encode, "in_order": self._in_order, "no_time": self._no_time}
+        scope["same_zero"] = _same_zero
+        names = [f"v{n}" for n in range(len(fields))]
+        checks = [_check(n, f) for n, f in enumerate(fields)]
+        key = [
+            f"same_zero(v{at[name]})" if _holds_float(self.schema[name].dataType) else f"v{at[name]}"
+            for name in self.key
+        ]
+        time = f"v{at[self.event_time]}" if self.event_time else ""
+        take = ", ".join(names) + ","
+        timing = [f"if {time} is None or {time} < 0: no_time({time})"] if time else []
+        ms = f"{time} // {US_PER_MS}" if time else "0"
+        made = f"encode(({''.join(part + ', ' for part in key)}))"
+        source = [
+            *_function("payload", "row", [f"{take} = row", *checks, f"return ({take})"]),
+            *_function("key", "row", [f"{take} = row", f"return {made}"]),
+            *_function("time", "row", [f"{take} = row", *timing, f"return {ms}"]),
+            *_function(
+                "pack",
+                "row",
+                [
+                    f"if type(row) is dict and len(row) == {len(names)}:",
+                    "  try:",
+                    *[f"    v{n} = row[{name!r}]" for n, name in enumerate(self.names)],
+                    "  except KeyError:",
+                    f"    {take} = in_order(row)",
+                    "else:",
+                    f"  {take} = in_order(row)",
+                    *checks,
+                    *timing,
+                    f"return ({made}, {ms}, ({take}))",
+                ],
+            ),
+        ]
+        exec("\n".join(source), scope)  # text made of numbers and quoted names only
+        self._payload: Callable[[Any], Any] = scope["payload"]
+        self._key: Callable[[Any], bytes] = scope["key"]
+        self._time: Callable[[Any], int] = scope["time"]
+        self._pack: Callable[[Any], CoreRow] = scope["pack"]
+
+    def _in_order(self, row: Any) -> Sequence[Any]:
+        return in_order(row, self.names, "", self.schema.simpleString())
+
+    def _no_time(self, value: int | None) -> None:
+        shown = None if value is None else self._values_of_time(value)
+        raise misfit(self.event_time, shown, "an event time from 1970 on: it orders the rows")
+
+    def _values_of_time(self, value: int) -> Any:
+        convert = to_python(self.schema[self.event_time].dataType)
+        assert convert is not None
+        return convert(value)
+
+
+def _function(name: str, argument: str, lines: list[str]) -> list[str]:
+    return [f"def {name}({argument}):", *["  " + line for line in lines]]
+
+
+def _check(n: int, field: t.StructField) -> str:
+    """The line that checks and converts one column."""
+    fits = already_internal(field.dataType).format(v=f"v{n}")
+    if fits:
+        return f"if not ({fits}): v{n} = c{n}(v{n})"
+    return f"v{n} = c{n}(v{n})"
+
+
+def _restorer(kinds: list[t.DataType]) -> Callable[[Any], tuple[Any, ...]]:
+    """From internal forms to what user code sees; free where they are the same."""
+    converts = {n: convert for n, kind in enumerate(kinds) if (convert := to_python(kind)) is not None}
+    if not converts:
+        return tuple
+    scope: dict[str, Any] = {f"c{n}": convert for n, convert in converts.items()}
+    take = ", ".join(f"v{n}" for n in range(len(kinds))) + ","
+    lines = [f"if v{n} is not None: v{n} = c{n}(v{n})" for n in converts]
+    exec("\n".join(_function("restore", "row", [f"{take} = row", *lines, f"return ({take})"])), scope)
+    return scope["restore"]  # type: ignore[no-any-return]
+
+
+def _holds_map(kind: t.DataType) -> bool:
+    match kind:
+        case t.MapType():
+            return True
+        case t.ArrayType():
+            return _holds_map(kind.elementType)
+        case t.StructType():
+            return any(_holds_map(f.dataType) for f in kind.fields)
+        case _:
+            return False
+
+
+def _holds_float(kind: t.DataType) -> bool:
+    match kind:
+        case t.FloatType() | t.DoubleType():
+            return True
+        case t.ArrayType():
+            return _holds_float(kind.elementType)
+        case t.StructType():
+            return any(_holds_float(f.dataType) for f in kind.fields)
+        case _:
+            return False
+
+
+def _same_zero(value: Any) -> Any:
+    """0.0 and -0.0 are one key, and every NaN is, as in Spark."""
+    if type(value) is float:
+        return math.nan if value != value else value + 0.0
+    return tuple(map(_same_zero, value)) if type(value) in (tuple, list) else value
+
+
+__all__ = ["BadRow", "Columns", "as_struct", "parse_ddl", "row_maker"]

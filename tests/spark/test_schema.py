@@ -1,0 +1,259 @@
+"""Rows at the border: what does not fit is refused by name, what fits comes back as it was."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import pickle
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql import types as t
+
+from tiercel.errors import UserError
+from tiercel.runtime.place import StreamFacts
+from tiercel.spark.schema import BadRow, Columns, parse_ddl
+
+NOON = datetime.datetime(2026, 6, 1, 12, tzinfo=datetime.UTC)
+DDL = "car string, speed double, n bigint, at timestamp"
+ROW = {"car": "a", "speed": 70.0, "n": 3, "at": NOON}
+
+
+def whole(bits: int) -> st.SearchStrategy[int]:
+    return st.integers(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+TYPES: list[tuple[t.DataType, st.SearchStrategy[Any]]] = [
+    (t.StringType(), st.text()),
+    (t.BinaryType(), st.binary()),
+    (t.BooleanType(), st.booleans()),
+    (t.ByteType(), whole(8)),
+    (t.ShortType(), whole(16)),
+    (t.IntegerType(), whole(32)),
+    (t.LongType(), whole(64)),
+    (t.FloatType(), st.floats(width=32, allow_nan=False)),
+    (t.DoubleType(), st.floats(allow_nan=False)),
+    (t.DecimalType(20, 3), st.decimals(-(10**16), 10**16, places=3, allow_nan=False)),
+    (t.DateType(), st.dates()),
+    (t.TimestampType(), st.datetimes(timezones=st.just(datetime.UTC))),
+    (t.TimestampNTZType(), st.datetimes()),
+]
+
+
+@st.composite
+def typed_values(draw: st.DrawFn, depth: int = 2) -> tuple[t.DataType, Any]:
+    """Any type that a stream carries, with a value of it."""
+    kind, strategy = draw(typed(depth))
+    return kind, draw(st.none() | strategy)
+
+
+def typed(depth: int) -> st.SearchStrategy[tuple[t.DataType, st.SearchStrategy[Any]]]:
+    simple = st.sampled_from(TYPES)
+    if not depth:
+        return simple
+    inner = typed(depth - 1)
+    return st.one_of(
+        simple,
+        inner.map(lambda e: (t.ArrayType(e[0]), st.lists(st.none() | e[1], max_size=4))),
+        st.tuples(simple, inner).map(
+            lambda kv: (t.MapType(kv[0][0], kv[1][0]), st.dictionaries(kv[0][1], kv[1][1], max_size=4))
+        ),
+        st.lists(inner, min_size=1, max_size=3).map(as_struct),
+    )
+
+
+def as_struct(parts: list[tuple[t.DataType, Any]]) -> tuple[t.DataType, st.SearchStrategy[Any]]:
+    names = [f"f{n}" for n in range(len(parts))]
+    kind = t.StructType([t.StructField(n, p[0]) for n, p in zip(names, parts, strict=True)])
+    return kind, st.tuples(*[p[1] for p in parts]).map(lambda values: Row(*names)(*values))
+
+
+@given(typed_values())
+def test_a_value_comes_back_from_the_wire_as_it_was(typed_value: tuple[t.DataType, Any]) -> None:
+    kind, value = typed_value
+    columns = Columns(t.StructType([t.StructField("x", kind)]))
+    wire = msgspec.msgpack.encode(columns.payload((value,)))
+    (back,) = columns.values(msgspec.msgpack.decode(wire))
+    assert back == value
+    assert type(back) is type(value) or isinstance(value, Row)
+
+
+@given(typed_values())
+def test_arrow_has_the_same_values(typed_value: tuple[t.DataType, Any]) -> None:
+    kind, value = typed_value
+    columns = Columns(t.StructType([t.StructField("x", kind)]))
+    batch = columns.arrow_batch([msgspec.msgpack.decode(msgspec.msgpack.encode(columns.payload((value,))))])
+    assert batch.num_rows == 1
+    if not isinstance(kind, t.ArrayType | t.MapType | t.StructType):
+        assert batch.column(0).to_pylist() == [value]
+
+
+def test_arrow_of_no_rows_has_the_schema() -> None:
+    assert Columns(DDL).arrow_batch([]).schema.names == ["car", "speed", "n", "at"]
+
+
+@pytest.mark.parametrize("row", [ROW, Row(**ROW), tuple(ROW.values()), list(ROW.values())])
+def test_a_row_may_have_names_or_an_order(row: Any) -> None:
+    columns = Columns(DDL, "car", "at")
+    key, time_ms, payload = columns.pack(row)
+    assert columns.key_values(key) == ("a",)
+    assert time_ms == int(NOON.timestamp() * 1000)
+    assert columns.values(payload) == tuple(ROW.values())
+
+
+def test_names_decide_and_not_their_order() -> None:
+    columns = Columns(DDL, "car", "at")
+    backwards = dict(reversed(ROW.items()))
+    assert columns.pack(backwards) == columns.pack(Row(**backwards)) == columns.pack(ROW)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n": "x"}, "column n: 'x' (str)"),
+        ({"n": 1.5}, "column n: 1.5 (float)"),
+        ({"n": True}, "column n: True (bool)"),
+        ({"n": 1 << 63}, "column n: 9223372036854775808 (int)"),
+        ({"car": 1}, "column car: 1 (int)"),
+        ({"car": "\ud800"}, "text that UTF-8 can hold"),
+        ({"speed": "70"}, "column speed: '70' (str)"),
+        ({"at": NOON.replace(tzinfo=None)}, "timestamp_ntz"),
+        ({"at": None}, "column at: None"),
+        ({"at": datetime.datetime(1969, 1, 1, tzinfo=datetime.UTC)}, "from 1970 on"),
+        ({"other": 1}, "unknown column other: 1"),
+    ],
+)
+def test_what_does_not_fit_is_named(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadRow) as refused:
+        Columns(DDL, "car", "at").pack({**ROW, **change})
+    assert said in str(refused.value)
+
+
+def test_a_missing_column_is_named() -> None:
+    with pytest.raises(BadRow, match="column n is missing"):
+        Columns(DDL).pack({k: v for k, v in ROW.items() if k != "n"})
+
+
+def test_a_row_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(BadRow, match="has 2 values"):
+        Columns(DDL).pack(("a", 1.0))
+    with pytest.raises(BadRow, match="a sequence of: car"):
+        Columns(DDL).pack(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value"),
+    [
+        ("x int not null", None),
+        ("x int", 1 << 31),
+        ("x smallint", 1 << 15),
+        ("x tinyint", -129),
+        ("x float", 1e39),
+        ("x decimal(4,2)", decimal.Decimal("1.234")),
+        ("x decimal(4,2)", decimal.Decimal("100")),
+        ("x decimal(4,2)", decimal.Decimal("NaN")),
+        ("x decimal(4,2)", 1.5),
+        ("x date", NOON),
+        ("x timestamp_ntz", NOON),
+        ("x boolean", 1),
+        ("x binary", "text"),
+        ("x array<int>", "12"),
+        ("x array<int>", [1, "2"]),
+        ("x map<string,int>", {None: 1}),
+        ("x map<string,int>", {"a": "b"}),
+        ("x struct<y:int>", {"z": 1}),
+        ("x struct<y:int>", {"y": 1, "z": 1}),
+    ],
+)
+def test_values_outside_their_type_are_refused(ddl: str, value: Any) -> None:
+    with pytest.raises(BadRow, match="column x"):
+        Columns(ddl).pack({"x": value})
+
+
+def test_values_that_lose_nothing_are_taken() -> None:
+    columns = Columns("d double, n int, f float, m decimal(5,2), b boolean, s struct<y:int>")
+    row = (1, numpy.int64(2), 0.1, 3, numpy.True_, {"y": 1})
+    d, n, f, m, b, s = columns.values(columns.payload(row))
+    assert (d, type(d), n, type(n), m, b, s) == (1.0, float, 2, int, decimal.Decimal("3.00"), True, (1,))
+    assert f == float(numpy.float32(0.1))
+    assert s.y == 1
+
+
+def test_good_and_bad_rows_of_a_batch_are_told_apart() -> None:
+    packed, refused = Columns(DDL, "car", "at").pack_all([ROW, {**ROW, "n": "x"}, ROW])
+    assert len(packed) == 2
+    assert [(row["n"], type(reason)) for row, reason in refused] == [("x", BadRow)]
+
+
+def test_equal_numbers_are_one_key() -> None:
+    columns = Columns("x double", "x")
+    assert columns.key_of((0.0,)) == columns.key_of((-0.0,))
+    assert columns.key_of((math.nan,)) == columns.key_of((-math.nan,))
+
+
+def test_a_key_may_be_of_any_type_and_null() -> None:
+    columns = Columns("at timestamp, day date, s string", ("at", "s"))
+    assert columns.key_values(columns.key_of((NOON, None, None))) == (NOON, None)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "key", "event_time", "said"),
+    [
+        (DDL, "bus", "", "'bus' is not in the schema"),
+        (DDL, ("car", "car"), "", "each column once"),
+        (DDL, "car", "n", "event time column 'n'"),
+        ("m map<string,int>", "m", "", "key column 'm'"),
+        ("a int, A int", (), "", "there twice"),
+        ("a map<array<int>,int>", (), "", "keys that Python can look up"),
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_refused(ddl: str, key: Any, event_time: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        Columns(ddl, key, event_time)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [t.NullType(), t.VariantType(), t.DayTimeIntervalType(), t.CharType(3)])
+def test_a_type_that_no_stream_carries_is_refused_when_it_is_declared(kind: t.DataType) -> None:
+    with pytest.raises(UserError, match=r"column x\[\]"):
+        Columns(t.StructType([t.StructField("x", t.ArrayType(kind))]))
+
+
+def test_columns_come_from_a_manifest_and_survive_pickling() -> None:
+    columns = Columns(DDL, "car", "at")
+    assert Columns.of(StreamFacts(columns.schema.json(), ("car",), "at")) == columns
+    assert pickle.loads(pickle.dumps(columns)) == columns
+
+
+# -- schemas as text ---------------------------------------------------------------------------
+
+
+def test_text_is_read_as_spark_reads_it() -> None:
+    text = "`a b` INT NOT NULL COMMENT 'c', x: decimal(10,2), y map<string,array<struct<p:int,q long>>>"
+    inner = t.StructType([t.StructField("p", t.IntegerType()), t.StructField("q", t.LongType())])
+    assert parse_ddl(text) == t.StructType(
+        [
+            t.StructField("a b", t.IntegerType(), nullable=False, metadata={"comment": "c"}),
+            t.StructField("x", t.DecimalType(10, 2)),
+            t.StructField("y", t.MapType(t.StringType(), t.ArrayType(inner))),
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in TYPES], ids=lambda kind: kind.simpleString())
+def test_every_type_has_a_name(kind: t.DataType) -> None:
+    assert parse_ddl(f"x {kind.simpleString()}") == t.StructType([t.StructField("x", kind)])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "a int b int", "a int,", "a blob", "a array<int", "a $", "a decimal(x)"]
+)
+def test_text_that_is_no_schema_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="schema "):
+        parse_ddl(text)
