@@ -10,7 +10,7 @@ Not responsible for: what is counted (`gauges` of a router and an instance), whe
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ import msgspec
 from tiercel.core.topology import operator_of, site_of
 
 FILE_BYTES_MAX = 5 * 1024 * 1024  # some eight hours of one process; twice that is kept
+OVERLAP_S = 10  # two lives of a process may write side by side for a moment
 SETTLED_S = 1.5  # older seconds are complete: every process has written its line, or never will
 
 
@@ -108,7 +109,7 @@ def settled_until_s() -> int:
 
 def first_second(directory: Path) -> int:
     """The second of the oldest line that is kept; now, if there is none."""
-    oldest = [line.at_ms // 1000 for path in _files(directory) for line in _lines(path)[:1]]
+    oldest = [line.at_ms // 1000 for line in map(_first_line, _files(directory)) if line is not None]
     return min(oldest, default=settled_until_s())
 
 
@@ -117,7 +118,7 @@ def read_lines(directory: Path, after_s: int, until_s: int) -> list[Line]:
     found = {
         (line.at_ms, line.process): line
         for path in _files(directory)
-        for line in _lines(path)
+        for line in _lines_since(path, after_s)
         if after_s < line.at_ms // 1000 <= until_s
     }
     return [found[place] for place in sorted(found)]
@@ -128,15 +129,29 @@ def _files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.jsonl"), key=lambda path: path.name.endswith(".1.jsonl"))
 
 
-def _lines(path: Path) -> list[Line]:
+def _lines_since(path: Path, after_s: int) -> Iterator[Line]:
+    """From the newest line backwards: a reader that keeps up decodes a few lines, not the whole file."""
+    for text in reversed(_content(path).splitlines()):
+        line = _decoded(text)
+        if line is not None:
+            if line.at_ms // 1000 <= after_s - OVERLAP_S:
+                return
+            yield line
+
+
+def _first_line(path: Path) -> Line | None:
+    return next(filter(None, map(_decoded, _content(path).splitlines())), None)
+
+
+def _content(path: Path) -> bytes:
     try:
-        raw = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
-        return []
-    found = []
-    for text in raw.splitlines():
-        try:
-            found.append(msgspec.json.decode(text, type=Line))
-        except msgspec.DecodeError:
-            continue  # a process died while it wrote this
-    return found
+        return b""  # replaced just now
+
+
+def _decoded(text: bytes) -> Line | None:
+    try:
+        return msgspec.json.decode(text, type=Line)
+    except msgspec.DecodeError:
+        return None  # a process died while it wrote this
