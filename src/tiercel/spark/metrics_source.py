@@ -20,6 +20,7 @@ from tiercel.runtime.metrics import Line, first_second, read_lines, settled_unti
 from tiercel.runtime.place import Place
 from tiercel.spark.options import Options
 
+FOREVER = 1 << 62  # a DataFrame that is asked again shows what has come since
 WAIT_S = 0.3  # one wait for news; Spark asks again at once, and may stop the query in between
 SCHEMA = """
     at timestamp, site string, process string, kind string, operator string, rate double, outputs double,
@@ -51,13 +52,13 @@ class Metrics(DataSource):
 
 
 class MetricsReader(DataSourceReader):
-    """Everything that is kept, up to now."""
+    """Everything that is kept."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition((0, int(time.time()) + 1))]
+        return [InputPartition((0, FOREVER))]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         return map(_row, read_lines(self._place.metrics, *partition.value))
