@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from small import (
     INPUT,
     OUTPUT,
@@ -21,7 +22,6 @@ from small import (
     running,
     until,
 )
-
 from tiercel.core.records import StreamEntry
 from tiercel.errors import UserError
 from tiercel.runtime import client

@@ -83,6 +83,8 @@ class Instance(Processing):
     def _on_message(self, step: Step, sender: str, message: Any) -> None:
         match message:
             case m.Dispatch() if self.phase is Phase.RUNNING:
+                self.waits += 1
+                self.waited_ms += step.now_ms - message.entries[0].time_ms
                 for entry in (
                     message.entries if self.settings.mutant != "entries-merged" else merged(message.entries)
                 ):

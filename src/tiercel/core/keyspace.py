@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Set
+from itertools import chain, islice
 
 from tiercel.core.keyed import KeyState
 from tiercel.core.records import Key, KeyImage
@@ -107,6 +108,11 @@ class KeySpace:
             if state is not None and expiry in state.timers:
                 found[key] = None
         return list(found)
+
+    def sample_bytes(self, count: int = 8) -> list[int]:
+        """The sizes of the oldest and the newest keys: a cheap guess at all of them."""
+        some = chain(islice(self.keys.items(), count), islice(reversed(self.keys.items()), count))
+        return [state.image(key, 0, 0, 0).size_bytes for key, state in some]
 
     @property
     def has_timers(self) -> bool:

@@ -59,6 +59,8 @@ class Processing:
         self.engine = Engine(code, operator, settings.mutant)
         self.journal = Journal()
         self.checkpointer = Checkpointer(self)
+        self.rows = self.outputs = self.waits = 0  # of this life, for `gauges`
+        self.waited_ms = 0.0
         self.reset()
         self.loaded = False
         self.session = 0
@@ -106,6 +108,7 @@ class Processing:
                 leaving.capture_all(step)
 
     def _call_all(self, rows: list[Row], entry: Entry) -> None:
+        self.rows += len(rows)
         by_key: dict[Key, list[Row]] = {}
         for row in rows:
             of_key = by_key.get(row[0])
@@ -237,6 +240,7 @@ class Processing:
         timers = self.engine.has_timers and not self.engine.event_time and self._any_timers()
         self.flushes += 1
         outputs, self._out = self._out, []
+        self.outputs += len(outputs)
         step.send(
             self.router,
             m.Outputs(
@@ -251,6 +255,21 @@ class Processing:
                 timers,
             ),
         )
+
+    def gauges(self) -> dict[str, float]:
+        """What this life has done, and how much it holds; sizes are guessed from a few keys."""
+        spaces = [self.space, *(arriving.space for arriving in self.arriving.values())]
+        keys = sum(len(space.keys) for space in spaces)
+        sizes = [size for space in spaces for size in space.sample_bytes()]
+        return {
+            "rows": self.rows,
+            "outputs": self.outputs,
+            "waited": self.waits,
+            "waited_ms": self.waited_ms,
+            "state_keys": keys,
+            "state_bytes": keys * sum(sizes) / len(sizes) if sizes else 0,
+            "moves": len(self.leaving) + len(self.arriving),
+        }
 
     def tell(self, step: Step, message: m.Message) -> None:
         """To our router, about a move; a router listens only to the latest life of an instance."""

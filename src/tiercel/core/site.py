@@ -65,6 +65,7 @@ class Site(ABC):
         self.owed: dict[str, tuple[str, str]] = {}  # producers whose acknowledgement waits for a reader
         self.ticking: set[str] = set()
         self.late: dict[str, int] = {}  # operator -> rows that came behind this site's watermark, this life
+        self.rows = self.outputs = 0  # taken in and admitted in this life, for `gauges`
         self.boot: Callable[[Step], None] | None = None
 
     def lane(self, to: str, inbox: str) -> Lane:
@@ -73,6 +74,15 @@ class Site(ABC):
             lane = self.lanes[to, inbox] = Lane(to, inbox, self.settings.lane_frames_max, self.mutant)
             lane.connected = to in self.connected
         return lane
+
+    def gauges(self) -> dict[str, float]:
+        """What this life has done, and what waits in the inboxes here."""
+        return {
+            "rows": self.rows,
+            "outputs": self.outputs,
+            "lag": sum(inbox.backlog_rows for inbox in self.inboxes.values()),
+            "moves": len(self.departures) + len(self.arrivals),
+        }
 
     def site_of(self, instance: str) -> str:
         return site_of(instance)

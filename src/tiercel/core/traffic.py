@@ -76,6 +76,7 @@ class Traffic(Site):
 
         An operator of several inputs is told with each row which one it came by.
         """
+        self.rows += len(rows)
         for name in self.topology.consumers(stream):
             inbox, operator = self.inboxes[name], self.topology.operators[name]
             mine = [(r[0], INITIAL, r[2]) for r in rows] if initial else rows
@@ -104,6 +105,7 @@ class Traffic(Site):
 
     def on_produce_mobile(self, step: Step, sender: str, message: m.ProduceMobile) -> None:
         """A mobile source numbers its rows itself; only the key's sequencer judges the numbers."""
+        self.rows += len(message.rows)
         frame = ("~" + sender, message.stream, message.frame)
         known = self.inbound.get(frame)
         if known is not None:
@@ -197,6 +199,7 @@ class Traffic(Site):
     def emit(self, step: Step, operator: str, outputs: Sequence[Output]) -> None:
         """Admitted outputs: to the next operators' inboxes and the output log, all in this write."""
         if outputs:
+            self.outputs += len(outputs)
             stream = self.topology.operators[operator].output
             if self.topology.consumers(stream):
                 self.take_in(step, stream, [o.row for o in outputs])

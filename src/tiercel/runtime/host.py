@@ -54,6 +54,7 @@ from tiercel.core.events import (
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
 from tiercel.runtime.link import Link
+from tiercel.runtime.metrics import Measured, Meter, to_next_second_s
 from tiercel.runtime.registry import Address, Registry
 from tiercel.runtime.store import Store
 from tiercel.runtime.wire import CAN_LINGER, merged
@@ -111,6 +112,7 @@ class Host:
         listens: bool = True,
         on_launch: Callable[[str], object] | None = None,
         on_retire: Callable[[str], object] | None = None,
+        metrics: Path | None = None,
     ) -> None:
         self.name = name
         self.secret = secret
@@ -125,6 +127,7 @@ class Host:
         self._bind = bind
         self._listens = listens
         self._on_launch, self._on_retire = on_launch, on_retire
+        self._metrics = metrics
         self._clock = wall_clock()
         self._links: dict[str, Link] = {}
         self._waiting: deque[Event] = deque()
@@ -146,9 +149,12 @@ class Host:
         with contextlib.ExitStack() as doors:
             try:
                 if self._listens:
-                    await self._open_doors(doors, stage, attempt, task)
+                    await self._open_doors(doors, stage, attempt, task, executor)
                     helpers.append(loop.create_task(self._look_whether_wanted()))
                     tame_collector()
+                if self._metrics is not None and isinstance(self.machine, Measured):
+                    meter = Meter(self._metrics, self.name)
+                    helpers.append(loop.create_task(self._measure(meter, self.machine)))
                 helpers += [loop.create_task(self._keep_dialling(peer)) for peer in self._dials]
                 self.ended_because = await self._ended
             finally:
@@ -156,7 +162,9 @@ class Host:
                 await self._wind_up(helpers)
         return self.ended_because
 
-    async def _open_doors(self, doors: contextlib.ExitStack, stage: int, attempt: int, task: int) -> None:
+    async def _open_doors(
+        self, doors: contextlib.ExitStack, stage: int, attempt: int, task: int, executor: str
+    ) -> None:
         """Listen, and tell everyone where. A client does not: nobody needs to find it."""
         loop = self._loop
         server = await loop.create_server(lambda: Link(self), self._bind, 0)
@@ -214,6 +222,14 @@ class Host:
         while not self._registry.dismissed(self.name):  # noqa: ASYNC110 - another process makes the file
             await asyncio.sleep(LOOK_S)
         self.end("dismissed")
+
+    async def _measure(self, meter: Meter, machine: Measured) -> None:
+        while True:
+            await asyncio.sleep(to_next_second_s())
+            try:
+                meter.write(machine.gauges(), self.busy_s)
+            except OSError as error:  # a full disk is no reason to stop working
+                log.warning("%s cannot write its metrics: %s", self.name, error)
 
     # -- links ---------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import msgspec
-from rocksdict import Options, Rdict, WriteBatch
+from rocksdict import AccessType, Options, Rdict, WriteBatch
 
 from tiercel.core.arrivals import ArrivalRecord
 from tiercel.core.checkpoints import Cursor
@@ -65,6 +65,7 @@ TABLES: Final[dict[str, Any]] = {
 }
 
 LIFE: Final = b"\x00life"  # sorts before every table, and is none: counts the starts at this place
+OPEN_TRIES = 5  # a writer may remove a file between our look at the directory and our opening it
 LOCK_WAIT_S = 4.0  # a predecessor that Spark has cancelled may hold the lock for two seconds
 WRITE_BUFFER_BYTES = 64 * 1024 * 1024  # entries are often trimmed before they leave it for a file
 WAL_BYTES_MAX = 256 * 1024 * 1024  # what a restart reads again at most
@@ -204,6 +205,41 @@ class Store:
     def close(self) -> None:
         self.commit()
         self._db.close()
+
+
+class StoreView:
+    """A process's storage as it is now: what its writer has committed, without disturbing the writer."""
+
+    def __init__(self, directory: Path) -> None:
+        self._db = _open_read_only(directory)
+
+    def get(self, key: StorageKey) -> Any:
+        found = self._db.get(encode_key(key))
+        return None if found is None else _decoders[str(key[0])].decode(found)
+
+    def scan(self, prefix: StorageKey) -> Iterator[tuple[StorageKey, Any]]:
+        """Everything whose key begins like this, in the order of the keys."""
+        begin = _prefix(prefix)
+        decode = _decoders[str(prefix[0])].decode
+        items = cast("Iterator[tuple[bytes, bytes]]", iter(self._db.items(from_key=begin)))
+        for data, value in items:
+            if not data.startswith(begin):
+                return
+            yield decode_key(data), decode(value)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _open_read_only(directory: Path) -> Rdict:
+    for attempt in range(1, OPEN_TRIES + 1):
+        try:
+            return Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only(False))
+        except Exception:
+            if attempt == OPEN_TRIES:
+                raise
+            time.sleep(0.05 * attempt)
+    raise AssertionError(directory)
 
 
 def _open(directory: Path) -> Rdict:

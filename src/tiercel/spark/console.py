@@ -86,7 +86,7 @@ class Console:
             self._controller,
             place.registry,
             place.secret,
-            dials=lambda: list(manifest.topology.sites),
+            dials=list(manifest.topology.sites),
             store=self._store,
             bind=manifest.bind,
             on_launch=on_launch,

@@ -253,9 +253,9 @@ class Live:
             return
         stream = f"{operator}.initial"
         columns = self.graph.streams[stream].columns
-        with RowProducer(self.place, stream, name=f"initial-{operator}", initial=True) as producer:
+        with RowProducer(self.place, stream, name=f"initial-{operator}") as producer:
             rows = frame.sort(*columns.key, *[c for c in frame.columns if c not in columns.key])
-            producer.send_numbered(rows.toLocalIterator(prefetchPartitions=True), INITIAL_ROWS)
+            producer.send_initial(rows.toLocalIterator(prefetchPartitions=True), INITIAL_ROWS)
             producer.flush()
         done.touch()
 

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from tiercel.core.topology import Operator
 from tiercel.errors import UserError
-from tiercel.spark.border import InputPlan, OperatorPlan, check_processor
+from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.ends import RowProducer, RowSubscriber
 from tiercel.spark.graph import (
     DEAD_LETTERS,
@@ -30,9 +30,11 @@ from tiercel.spark.graph import (
     check_choice,
     watermark_delay_ms,
 )
+from tiercel.spark.processors import check_processor
 from tiercel.spark.schema import Columns
 from tiercel.spark.seam import grouped_frame
-from tiercel.spark.stateless import PassOn, Step
+from tiercel.spark.stateless import PassOn
+from tiercel.spark.steps import Step
 
 if TYPE_CHECKING:
     from tiercel.spark.live import Live
@@ -133,7 +135,7 @@ class LiveStream:
         instances: Mapping[str, int] | None = None,
     ) -> LiveStream:
         return self.transform_with_state(
-            PassOn(self.columns.names),
+            PassOn(),
             self.columns.schema,
             name=name,
             instances=instances,

@@ -1,0 +1,262 @@
+"""Batches of rows that are staged first and published once: what a DataFrame feeds into a stream.
+
+Responsible for: files that hold a batch until it is safe, which of its attempts counts, the numbers of
+    its frames, tidying up.
+Not responsible for: making rows (spark/feed.py), sending them (client.py).
+
+    executors   rows --> feeds/FEED/BATCH/PARTITION-ATTEMPT.frames     any attempt, any number of times
+    driver      --> feeds/FEED/BATCH.json                              the plan: these files, these numbers
+                --> frames under exactly these numbers                 the router drops what it has
+                --> done, files removed
+
+The plan is made once. Whoever commits the batch again, after a crash at any point, follows the first
+plan, and so sends the same frames under the same numbers: nothing is lost, nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from tiercel.core.records import Row
+from tiercel.errors import UserError
+from tiercel.runtime.client import Producer
+from tiercel.runtime.place import Place
+
+FRAME_ROWS_MAX = 500
+FRAME_BYTES_MAX = 4 * 1024 * 1024  # a frame of wide rows is cut; the wire would take 64 MiB
+LENGTH_BYTES = 4
+PLANS_KEPT = 100  # as many batches as Spark can be made to repeat by default
+PATIENCE_S = 600.0  # without any progress: operators that far behind will hardly catch up
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[tuple[bytes, int, object]]).decode
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """One partition's share of a batch."""
+
+    partition: int
+    file: str
+    frames: int
+    rows: int
+    bad: int = 0  # rows that did not fit and were set aside
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How a batch is published: these files in this order, their frames numbered from `first` on."""
+
+    stream: str
+    site: str
+    first: int
+    files: list[StagedFile]
+    done: bool = False
+
+    @property
+    def frames(self) -> int:
+        return sum(file.frames for file in self.files)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bad(self) -> int:
+        return sum(file.bad for file in self.files)
+
+
+# -- staging, on executors --------------------------------------------------------------------
+
+
+class Stage:
+    """Writes one partition's rows into a file that appears when it is complete."""
+
+    def __init__(self, directory: Path, partition: int, attempt: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._partition = partition
+        self._path = directory / f"{partition}-{attempt}.frames"
+        self._draft = self._path.with_suffix(".draft")
+        self._file = self._draft.open("wb")
+        self._rows: list[Row] = []
+        self._count = self._frames = 0
+
+    def add(self, rows: Sequence[Row]) -> None:
+        self._rows += rows
+        self._count += len(rows)
+        while len(self._rows) >= FRAME_ROWS_MAX:
+            self._write(self._rows[:FRAME_ROWS_MAX])
+            del self._rows[:FRAME_ROWS_MAX]
+
+    def finish(self, bad: int = 0) -> StagedFile:
+        if self._rows:
+            self._write(self._rows)
+        with self._file as file:
+            _force(file)
+        self._draft.replace(self._path)
+        _force_directory(self._path.parent)
+        return StagedFile(self._partition, self._path.name, self._frames, self._count, bad)
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._draft.unlink(missing_ok=True)
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        body = _encode(rows)
+        if len(body) > FRAME_BYTES_MAX and len(rows) > 1:
+            half = len(rows) // 2
+            self._write(rows[:half])
+            self._write(rows[half:])
+        else:
+            self._file.write(len(body).to_bytes(LENGTH_BYTES) + body)
+            self._frames += 1
+
+
+def read_frames(path: Path, skip: int = 0) -> Iterator[list[Row]]:
+    """The frames of a staged file, without the first `skip`."""
+    with path.open("rb") as file:
+        while head := file.read(LENGTH_BYTES):
+            length = int.from_bytes(head)
+            if skip > 0:
+                skip -= 1
+                file.seek(length, os.SEEK_CUR)
+            else:
+                yield _decode(file.read(length))
+
+
+# -- publishing, in the driver ----------------------------------------------------------------
+
+
+class Feed:
+    """The batches of one query, or one batch of a name of its own."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.place = place
+        self.name = name
+        self.directory = place.feeds / name
+
+    def staging(self, batch: int) -> Path:
+        return self.directory / str(batch)
+
+    def bad_rows(self, batch: int, partition: int) -> Path:
+        return self.directory / f"bad-{batch}-{partition}.jsonl"
+
+    def plan(self, batch: int) -> Plan | None:
+        try:
+            return msgspec.json.decode(self._plan_path(batch).read_bytes(), type=Plan)
+        except FileNotFoundError:
+            return None
+
+    def publish(self, batch: int, stream: str, site: str, files: Sequence[StagedFile]) -> Plan:
+        """Send a batch, unless that has been done; returns when all of it is safe."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        plan = self.plan(batch)
+        if plan is None or not plan.done:
+            with Producer(
+                self.place, stream, name=f"feed|{self.name}", site=plan.site if plan else site
+            ) as producer:
+                if plan is None:
+                    ordered = sorted(files, key=lambda file: file.partition)
+                    plan = self._decide(batch, Plan(stream, site, producer.acknowledged + 1, ordered))
+                self._send(producer, batch, plan)
+                _wait(producer)
+            plan = msgspec.structs.replace(plan, done=True)
+            write_whole(self._plan_path(batch), msgspec.json.encode(plan))
+        self._tidy(batch)
+        return plan
+
+    def forget(self) -> None:
+        """A batch of its own is never repeated: only rows that were set aside are kept."""
+        for plan in self.directory.glob("*.json"):
+            plan.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()  # unless there are such rows
+
+    def drop(self, batch: int) -> None:
+        """The batch has failed. What was planned may be out in part already, and stays to be repeated."""
+        if self.plan(batch) is None:
+            shutil.rmtree(self.staging(batch), ignore_errors=True)
+
+    def _plan_path(self, batch: int) -> Path:
+        return self.directory / f"{batch}.json"
+
+    def _decide(self, batch: int, plan: Plan) -> Plan:
+        """Ours, unless someone has decided before."""
+        path = self._plan_path(batch)
+        draft = path.with_suffix(f".{os.getpid()}")
+        with draft.open("wb") as file:
+            file.write(msgspec.json.encode(plan))
+            _force(file)
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+            _force_directory(path.parent)
+        draft.unlink()
+        return self.plan(batch) or plan
+
+    def _send(self, producer: Producer, batch: int, plan: Plan) -> None:
+        known = producer.acknowledged
+        if known < plan.first - 1:
+            raise UserError(
+                f"the router of site {plan.site!r} knows {known} frames of this feed, but batch {batch} "
+                f"begins with frame {plan.first}: its log has lost what it had acknowledged",
+                hint="durability='disk' survives a power loss; a new checkpoint location begins a new feed",
+            )
+        seq = plan.first
+        for staged in plan.files:
+            path = self.staging(batch) / staged.file
+            last = seq + staged.frames - 1
+            if last > known:
+                skip = max(0, known - seq + 1)
+                for number, rows in enumerate(read_frames(path, skip), seq + skip):
+                    producer.send_frame(number, rows)
+            seq = last + 1
+
+    def _tidy(self, batch: int) -> None:
+        for path in self.directory.iterdir():
+            if path.is_dir() and path.name.isdecimal() and int(path.name) <= batch:
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.suffix == ".json" and path.stem.isdecimal() and int(path.stem) <= batch - PLANS_KEPT:
+                path.unlink(missing_ok=True)
+
+
+def _wait(producer: Producer) -> None:
+    """Until all is safe. A router that is slow, or slows us down, is waited for while it gets on."""
+    while True:
+        before = producer.acknowledged
+        try:
+            producer.flush(PATIENCE_S)
+            return
+        except UserError:
+            if producer.acknowledged == before:
+                raise
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The file has all of this or is as it was, also after a power loss."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("wb") as file:
+        file.write(content)
+        _force(file)
+    draft.replace(path)
+    _force_directory(path.parent)
+
+
+def _force(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _force_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,157 @@
+"""What each process does, once a second, as lines of JSON in the deployment's directory.
+
+Responsible for: the line, the file and its size, reading lines back by time.
+Not responsible for: what is counted (`gauges` of a router and an instance), when (host.py).
+
+    gauges: counters that only grow --difference over a second--> rates --> NAME.jsonl
+                                                             at 5 MB --> NAME.1.jsonl, replacing the last
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from tiercel.core.topology import operator_of, site_of
+
+FILE_BYTES_MAX = 5 * 1024 * 1024  # some eight hours of one process; twice that is kept
+OVERLAP_S = 10  # two lives of a process may write side by side for a moment
+SETTLED_S = 1.5  # older seconds are complete: every process has written its line, or never will
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A machine that counts what it does."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """Counters that only grow: rows, outputs, waited_ms, waited. The others as they are now."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One process in one second."""
+
+    at_ms: int
+    site: str
+    process: str
+    kind: str  # router | instance
+    operator: str | None
+    rate: float  # rows per second
+    outputs: float  # per second
+    latency_ms: float | None  # from a row's log time until its processing began; None: no rows
+    lag: int | None  # rows in the inboxes that were not processed; an instance does not know
+    state_keys: int | None
+    state_bytes: int | None  # estimated from a few keys
+    busy: float  # share of the time in which its loop had work
+    moves: int  # under way
+
+
+class Meter:
+    """Writes the lines of one process."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._name = name
+        self._path = directory / f"{name}.jsonl"
+        self._at_s = time.monotonic()
+        self._busy_s = 0.0
+        self._before: Mapping[str, float] = {}
+
+    def write(self, gauges: Mapping[str, float], busy_s: float) -> None:
+        line = msgspec.json.encode(self._line(gauges, busy_s)) + b"\n"
+        with self._path.open("ab", buffering=0) as file:
+            file.write(line)
+            size = file.tell()
+        if size > FILE_BYTES_MAX:
+            self._path.replace(self._path.with_suffix(".1.jsonl"))
+
+    def _line(self, gauges: Mapping[str, float], busy_s: float) -> Line:
+        now_s = time.monotonic()
+        took_s = max(now_s - self._at_s, 1e-3)
+        grown = {name: value - self._before.get(name, 0) for name, value in gauges.items()}
+        is_instance = "@" in self._name
+        waited = grown.get("waited", 0)
+        line = Line(
+            at_ms=int(time.time() * 1e3),
+            site=site_of(self._name) if is_instance else self._name,
+            process=self._name,
+            kind="instance" if is_instance else "router",
+            operator=operator_of(self._name) if is_instance else None,
+            rate=round(grown.get("rows", 0) / took_s, 1),
+            outputs=round(grown.get("outputs", 0) / took_s, 1),
+            latency_ms=round(grown["waited_ms"] / waited, 3) if waited else None,
+            lag=_whole(gauges.get("lag")),
+            state_keys=_whole(gauges.get("state_keys")),
+            state_bytes=_whole(gauges.get("state_bytes")),
+            busy=round(min(1.0, (busy_s - self._busy_s) / took_s), 4),
+            moves=int(gauges.get("moves", 0)),
+        )
+        self._at_s, self._busy_s, self._before = now_s, busy_s, gauges
+        return line
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def to_next_second_s() -> float:
+    """How long to sleep so that all processes speak of the same seconds."""
+    return 1.0 - time.time() % 1.0
+
+
+def settled_until_s() -> int:
+    """The last second whose lines will not change any more."""
+    return int(time.time() - SETTLED_S)
+
+
+def first_second(directory: Path) -> int:
+    """The second of the oldest line that is kept; now, if there is none."""
+    oldest = [line.at_ms // 1000 for line in map(_first_line, _files(directory)) if line is not None]
+    return min(oldest, default=settled_until_s())
+
+
+def read_lines(directory: Path, after_s: int, until_s: int) -> list[Line]:
+    """Lines of the seconds `after_s < second <= until_s`, by time and process: each time the same."""
+    found = {
+        (line.at_ms, line.process): line
+        for path in _files(directory)
+        for line in _lines_since(path, after_s)
+        if after_s < line.at_ms // 1000 <= until_s
+    }
+    return [found[place] for place in sorted(found)]
+
+
+def _files(directory: Path) -> list[Path]:
+    """Newer files first: one that is replaced in between is then met twice, not missed."""
+    return sorted(directory.glob("*.jsonl"), key=lambda path: path.name.endswith(".1.jsonl"))
+
+
+def _lines_since(path: Path, after_s: int) -> Iterator[Line]:
+    """From the newest line backwards: a reader that keeps up decodes a few lines, not the whole file."""
+    for text in reversed(_content(path).splitlines()):
+        line = _decoded(text)
+        if line is not None:
+            if line.at_ms // 1000 <= after_s - OVERLAP_S:
+                return
+            yield line
+
+
+def _first_line(path: Path) -> Line | None:
+    return next(filter(None, map(_decoded, _content(path).splitlines())), None)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""  # replaced just now
+
+
+def _decoded(text: bytes) -> Line | None:
+    try:
+        return msgspec.json.decode(text, type=Line)
+    except msgspec.DecodeError:
+        return None  # a process died while it wrote this

@@ -1,0 +1,81 @@
+"""The state of an operator as its instances' last checkpoints have it, read beside the running instances.
+
+Responsible for: which copy of a key counts. During a move two instances may hold one.
+Not responsible for: bytes (store.py), what a value means (spark/).
+
+A checkpoint lies slot by slot, so the checkpoints of all instances are merged in one pass, and the
+memory this needs does not grow with the state:
+
+    average@cloud#1   slot 1 a b | slot 7 c   --+
+    average@cloud#2   slot 7 c d | slot 9 e   --+--> a, b, c (the newer one), d, e
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tiercel.core.checkpoints import Cursor
+from tiercel.core.records import Key, KeyImage
+from tiercel.core.routing import slot_of
+from tiercel.core.topology import operator_of
+from tiercel.runtime.place import Place
+from tiercel.runtime.store import StoreView
+
+
+class StoredKey(msgspec.Struct, frozen=True):
+    """One key's state, where it lies, and up to where it is."""
+
+    slot: int
+    key: Key
+    instance: str
+    image: KeyImage
+
+
+def stored_keys(place: Place, operator: str, key: Key | None = None) -> Iterator[StoredKey]:
+    """The state of every key of an operator, or of one key; slot by slot."""
+    slots = place.manifest().topology.operator(operator).slots
+    with contextlib.ExitStack() as opened:
+        copies = []
+        for directory in _directories(place, operator):
+            view = opened.enter_context(contextlib.closing(StoreView(directory)))
+            copies.append(_copies(view, directory.name, slots, key))
+        for _, of_key in groupby(heapq.merge(*copies, key=_place_of), key=_place_of):
+            newest = max(of_key, key=lambda stored: (stored.image.epoch, stored.image.at))
+            if newest.image.values is not None:
+                yield newest
+
+
+def _directories(place: Place, operator: str) -> list[Path]:
+    processes = place.directory / "processes"
+    if not processes.is_dir():
+        return []
+    return sorted(d for d in processes.iterdir() if operator_of(d.name) == operator and d.is_dir())
+
+
+def _place_of(stored: StoredKey) -> tuple[int, Key]:
+    return stored.slot, stored.key
+
+
+def _copies(view: StoreView, instance: str, slots: int, key: Key | None) -> Iterator[StoredKey]:
+    """What one instance holds, in order: its own keys, and those that it has adopted."""
+    cursor: Cursor | None = view.get(("cursor",))
+    adopted = [a.move for a in cursor.arrivals if a.adopt is not None] if cursor is not None else []
+    if key is not None:
+        slot = slot_of(key, slots)
+        places: list[tuple[Any, ...]] = [("state", slot, key), *(("move", move, key) for move in adopted)]
+        found = [view.get(place) for place in places]
+        return iter([StoredKey(slot, key, instance, image) for image in found if image is not None])
+    own = (StoredKey(slot, image.key, instance, image) for (_, slot, _), image in view.scan(("state",)))
+    arrived = [
+        StoredKey(slot_of(image.key, slots), image.key, instance, image)
+        for move in adopted
+        for _, image in view.scan(("move", move))
+    ]
+    return heapq.merge(own, sorted(arrived, key=_place_of), key=_place_of)

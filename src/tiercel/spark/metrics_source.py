@@ -1,0 +1,109 @@
+"""format("tiercel-metrics"): what every process does, second by second, as a DataFrame.
+
+Responsible for: columns, and offsets that mean the same lines whenever they are read.
+Not responsible for: the lines and their files (runtime/metrics.py).
+
+An offset is {"until": second}. Only seconds that every process has spoken about are given out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+from tiercel.runtime.metrics import Line, first_second, read_lines, settled_until_s
+from tiercel.runtime.place import Place
+from tiercel.spark.options import Options
+
+FOREVER = 1 << 62  # a DataFrame that is asked again shows what has come since
+WAIT_S = 0.3  # one wait for news; Spark asks again at once, and may stop the query in between
+SCHEMA = """
+    at timestamp, site string, process string, kind string, operator string, rate double, outputs double,
+    latency_ms double, lag bigint, state_keys bigint, state_bytes bigint, busy double, moves int
+"""
+
+
+class Metrics(DataSource):
+    """Option: storage."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tiercel-metrics"
+
+    def _place(self) -> Place:
+        place = Options(self.options, ("storage",)).place()
+        place.manifest()  # a clear error if this is no deployment's directory
+        return place
+
+    def schema(self) -> str:
+        self._place()
+        return SCHEMA
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return MetricsReader(self._place())
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return MetricsStreamReader(self._place())
+
+
+class MetricsReader(DataSourceReader):
+    """Everything that is kept."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition((0, FOREVER))]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        return map(_row, read_lines(self._place.metrics, *partition.value))
+
+
+class MetricsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Whole seconds, as they become complete."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._last: int | None = None  # available now: no second after this one
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"until": first_second(self._place.metrics) - 1}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._last = settled_until_s()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        if self._last is None and settled_until_s() <= start["until"]:
+            time.sleep(WAIT_S)
+        until = settled_until_s() if self._last is None else min(self._last, settled_until_s())
+        return {"until": max(until, start["until"])}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition((start["until"], end["until"]))] if start != end else []
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        return map(_row, read_lines(self._place.metrics, *partition.value))
+
+
+def _row(line: Line) -> tuple[Any, ...]:
+    at = datetime.datetime.fromtimestamp(line.at_ms / 1e3, datetime.UTC)
+    return (
+        at,
+        line.site,
+        line.process,
+        line.kind,
+        line.operator,
+        line.rate,
+        line.outputs,
+        line.latency_ms,
+        line.lag,
+        line.state_keys,
+        line.state_bytes,
+        line.busy,
+        line.moves,
+    )

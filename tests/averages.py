@@ -1,0 +1,102 @@
+"""A deployment of running averages that really runs: a router and two instances, each in a thread.
+
+What the data sources' tests read from and write to. Not in Spark tasks: Spark is at its ends here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from small import Running, until
+from tiercel.bench.averages import INPUT, OUTPUT, SITE, border, topology
+from tiercel.core.instance import Instance
+from tiercel.core.router import Router
+from tiercel.core.settings import Settings
+from tiercel.runtime.client import Producer, stream_range
+from tiercel.runtime.host import Host
+from tiercel.runtime.place import Manifest, Place, StreamFacts
+from tiercel.runtime.store import Store
+from tiercel.runtime.stored_state import stored_keys
+from tiercel.spark.ddl import parse_ddl
+from tiercel.spark.schema import Columns
+
+OPERATOR = "average"
+READING = "sensor string not null, n int, due_ns bigint, value double"
+AVERAGE = "sensor string, n int, count bigint, average double, due_ns bigint"
+
+
+def reading(sensor: str, n: int) -> dict[str, Any]:
+    return {"sensor": sensor, "n": n, "due_ns": 0, "value": float(n)}
+
+
+class Averages:
+    """One deployment; its router can be started again."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.place = Place(directory)
+        streams = {
+            INPUT: StreamFacts(parse_ddl(READING).json(), ("sensor",), sites=(SITE,)),
+            OUTPUT: StreamFacts(parse_ddl(AVERAGE).json(), (), written_by=OPERATOR),
+        }
+        self.place.write(Manifest("averages", topology(2), streams, Settings(**settings)))
+        self.columns = Columns.of(streams[INPUT])
+        self._hosts = [Running(self._host(SITE))]
+        operator = self.place.manifest().topology.operators[OPERATOR]
+        self._hosts += [Running(self._host(name)) for name in operator.instances]
+
+    def _host(self, name: str) -> Host:
+        place, manifest = self.place, self.place.manifest()
+        store = Store(place.process(name), manifest.durability)
+        operator = manifest.topology.operators[OPERATOR]
+        if name == SITE:
+            router = Router(SITE, manifest.topology, manifest.settings, store.life, store.items())
+            return Host(SITE, router, place.registry, place.secret, store=store, metrics=place.metrics)
+        instance = Instance(name, operator, border(), manifest.settings, store.life)
+        dials = [SITE, *(other for other in operator.instances if other > name)]
+        return Host(
+            name, instance, place.registry, place.secret, dials=dials, store=store, metrics=place.metrics
+        )
+
+    def restart_router(self) -> None:
+        self._hosts[0].end()
+        self._hosts[0] = Running(self._host(SITE))
+
+    def produce(self, rows: list[dict[str, Any]], name: str = "sensors") -> None:
+        """Returns when every row has come out of the operator."""
+        before = self.outputs()
+        with Producer(self.place, INPUT, name=name) as producer:
+            for begin in range(0, len(rows), 10):  # several frames, and so several entries
+                producer.send_frame(
+                    producer.submitted + 1, [self.columns.pack(r) for r in rows[begin : begin + 10]]
+                )
+        self.wait_for(before + len(rows))
+
+    def outputs(self) -> int:
+        """Rows that the operator has emitted, by the counters in its state."""
+        return sum(
+            s.image.values["average"][1][0] for s in stored_keys(self.place, OPERATOR) if s.image.values
+        )
+
+    def wait_for(self, rows: int) -> None:
+        """Until checkpoints hold this many rows: then their outputs are in the log."""
+        until(lambda: self.outputs() >= rows, f"{self.outputs()} of {rows} rows came out")
+
+    @property
+    def last(self) -> int:
+        return stream_range(self.place, OUTPUT)[1]
+
+    def end(self) -> None:
+        for host in reversed(self._hosts):
+            host.end()
+
+
+@contextlib.contextmanager
+def averages(directory: Path, **settings: Any) -> Iterator[Averages]:
+    deployment = Averages(directory, **settings)
+    try:
+        yield deployment
+    finally:
+        deployment.end()

@@ -1,0 +1,101 @@
+"""State is read beside the instances that write it, and of two copies of a key the newer one counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiercel.core.checkpoints import ArrivalImage, Cursor
+from tiercel.core.effects import StorageKey, Write
+from tiercel.core.records import OWN, SHADOW, Adopt, KeyImage, KeySet, TableUpdate
+from tiercel.core.routing import slot_of
+from tiercel.core.topology import Operator, Topology
+from tiercel.runtime.place import Manifest, Place
+from tiercel.runtime.store import Store
+from tiercel.runtime.stored_state import StoredKey, stored_keys
+
+A, B = "count@cloud#1", "count@cloud#2"
+SLOTS = 16
+NOWHERE = TableUpdate({}, {})
+KEYS = [b"a", b"b", b"c", b"d", b"e"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    place = Place(tmp_path)
+    operator = Operator("count", ("in",), "out", (A, B), slots=SLOTS)
+    place.write(Manifest("test", Topology({"cloud": None}, {}, {"count": operator}), {}))
+    return place
+
+
+def image(key: bytes, count: int, epoch: int = 1, at: int = 1) -> KeyImage:
+    return KeyImage(key, epoch, at, {"count": ("value", (count,))})
+
+
+def own(*images: KeyImage) -> dict[StorageKey, object]:
+    return {("state", slot_of(i.key, SLOTS), i.key): i for i in images}
+
+
+def arrival(move: str, *, adopted: bool) -> Cursor:
+    adopt = Adopt(move, KeySet(), A, "live", NOWHERE, 0, 0, 0) if adopted else None
+    position = (OWN if adopted else SHADOW, 5)
+    arriving = ArrivalImage(move, KeySet(), A, "live", NOWHERE, position, adopt, 5, 0, 0, {}, {}, [], [])
+    return Cursor(5, 1, 0, 0, NOWHERE, [arriving])
+
+
+def write(place: Place, instance: str, puts: dict[StorageKey, object]) -> Store:
+    store = Store(place.process(instance), "os")
+    store.add(Write(1, puts, []))
+    store.commit()
+    return store
+
+
+def counts(found: list[StoredKey]) -> dict[bytes, int]:
+    return {s.key: s.image.values["count"][1][0] for s in found if s.image.values is not None}
+
+
+def test_the_keys_of_all_instances_are_read_while_these_run(place: Place) -> None:
+    running = [
+        write(place, A, own(*(image(k, n) for n, k in enumerate(KEYS[:3])))),
+        write(place, B, own(*(image(k, n + 3) for n, k in enumerate(KEYS[3:])))),
+        write(place, "other@cloud#1", own(image(b"other", 1))),
+    ]
+    found = list(stored_keys(place, "count"))
+    assert counts(found) == {key: n for n, key in enumerate(KEYS)}
+    assert [s.slot for s in found] == sorted(slot_of(key, SLOTS) for key in KEYS)
+    running[0].add(Write(2, own(image(b"a", 7)), []))
+    running[0].commit()
+    assert counts(list(stored_keys(place, "count", b"a"))) == {b"a": 7}
+    for store in running:
+        store.close()
+
+
+def test_of_two_copies_the_newer_epoch_counts_then_the_later_offset(place: Place) -> None:
+    write(place, A, own(image(b"a", 1, epoch=1, at=90), image(b"b", 2, epoch=2, at=7))).close()
+    write(place, B, own(image(b"a", 3, epoch=2, at=8), image(b"b", 4, epoch=2, at=6))).close()
+    assert counts(list(stored_keys(place, "count"))) == {b"a": 3, b"b": 2}
+
+
+def test_a_key_on_the_move_counts_where_it_was_adopted_and_not_where_it_is_a_shadow(place: Place) -> None:
+    write(place, A, own(image(b"a", 1, epoch=1, at=3), image(b"b", 2, epoch=1, at=3))).close()
+    moving: dict[StorageKey, object] = {("move", "mv", b"a"): image(b"a", 5, epoch=2, at=5)}
+    write(place, B, moving | {("cursor",): arrival("mv", adopted=False)}).close()
+    assert counts(list(stored_keys(place, "count"))) == {b"a": 1, b"b": 2}
+    store = Store(place.process(B), "os")
+    store.add(Write(1, {("cursor",): arrival("mv", adopted=True)}, []))
+    store.close()
+    found = list(stored_keys(place, "count"))
+    assert counts(found) == {b"a": 5, b"b": 2}
+    assert {s.key: s.instance for s in found} == {b"a": B, b"b": A}
+    assert counts(list(stored_keys(place, "count", b"a"))) == {b"a": 5}
+
+
+def test_a_key_whose_newest_image_is_empty_is_gone(place: Place) -> None:
+    write(place, A, own(image(b"a", 1, epoch=1))).close()
+    write(place, B, own(KeyImage(b"a", 2, 9, None))).close()
+    assert list(stored_keys(place, "count")) == []
+
+
+def test_an_operator_that_never_ran_has_no_state(place: Place) -> None:
+    assert list(stored_keys(place, "count")) == []

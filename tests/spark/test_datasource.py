@@ -1,0 +1,253 @@
+"""Streams, state and metrics as DataFrames, in a real Spark session, of a deployment that really runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming import DataStreamReader
+
+from averages import OPERATOR, Averages, averages, reading
+from tiercel.bench.averages import INPUT, OUTPUT, SITE
+from tiercel.runtime.feeds import Feed, Stage
+from tiercel.spark.datasource import register
+from tiercel.spark.feed import FeedWriter, Staged, Target
+from tiercel.spark.session import open_session
+
+SENSORS = 5
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = open_session("test-datasource", slots=4, attempts=3)
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    register(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Averages]:
+    with averages(tmp_path / "storage", checkpoint_ms=50.0) as running:
+        yield running
+
+
+def some(first: int, count: int) -> list[dict[str, Any]]:
+    return [reading(f"s{n % SENSORS}", n) for n in range(first, first + count)]
+
+
+def history(spark: SparkSession, deployment: Averages, **options: Any) -> DataFrame:
+    source = spark.read.format("tiercel").option("storage", str(deployment.place.directory))
+    return source.option("stream", OUTPUT).options(**options).load()
+
+
+def stream(spark: SparkSession, deployment: Averages) -> DataStreamReader:
+    source = spark.readStream.format("tiercel").option("storage", str(deployment.place.directory))
+    return source.option("stream", OUTPUT)
+
+
+def run_all(frame: DataFrame, sink: str, checkpoint: Path, **options: str) -> list[dict[str, Any]]:
+    """Everything that is there now, into a sink; returns the progress of each batch."""
+    query = (
+        frame.writeStream.format(sink)
+        .options(checkpointLocation=str(checkpoint), **options)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return [json.loads(progress.json) for progress in query.recentProgress]
+
+
+def assert_each_once(rows: list[Any], count: int) -> None:
+    """Each row came out once, and found its key as all rows before it had left it."""
+    assert sorted(row.n for row in rows) == list(range(count))
+    assert all(row["count"] == row.n // SENSORS + 1 for row in rows)
+    assert all(row.sensor == f"s{row.n % SENSORS}" for row in rows)
+
+
+def test_a_streams_history_is_a_dataframe(spark: SparkSession, deployment: Averages) -> None:
+    assert history(spark, deployment).collect() == []
+    deployment.produce(some(0, 100))
+    everything = history(spark, deployment, identity="true").collect()
+    assert_each_once(everything, 100)
+    names = [row._tiercel_id for row in everything]
+    assert len(set(names)) == 100
+    operator, _, epoch, _, _ = names[0].split("/")
+    assert (operator, epoch) == (OPERATOR, "1")
+    last = deployment.last
+    parts = [
+        history(spark, deployment, endingOffset=last // 2),
+        history(spark, deployment, startingOffset=last // 2 + 1),
+    ]
+    assert_each_once([row for part in parts for row in part.collect()], 100)
+    for sensor in range(SENSORS):
+        of_sensor = [row.n for row in everything if row.sensor == f"s{sensor}"]
+        assert of_sensor == sorted(of_sensor)
+    with pytest.raises(PySparkException, match=f"a range within what is kept: 1 to {last}"):
+        history(spark, deployment, startingOffset=last + 2).collect()
+
+
+def test_a_query_goes_on_from_its_checkpoint_across_a_restart_of_the_router(
+    spark: SparkSession, deployment: Averages, tmp_path: Path
+) -> None:
+    into = {"path": str(tmp_path / "out")}
+    frame = stream(spark, deployment).option("identity", "true").option("maxEntriesPerBatch", "4").load()
+    deployment.produce(some(0, 100))
+    batches = run_all(frame, "parquet", tmp_path / "checkpoint", **into)
+    assert sum(batch["numInputRows"] for batch in batches) == 100
+    assert len([batch for batch in batches if batch["numInputRows"]]) == -(-deployment.last // 4)
+    deployment.restart_router()
+    deployment.produce(some(100, 50), name="later sensors")
+    run_all(frame, "parquet", tmp_path / "checkpoint", **into)
+    found = spark.read.parquet(into["path"]).collect()
+    assert_each_once(found, 150)
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(int(path.name) for path in commits.glob("[0-9]*"))
+    for name in (f"{last}", f".{last}.crc"):
+        (commits / name).unlink()  # as if it had died before: the last batch is read again
+    run_all(frame, "parquet", tmp_path / "checkpoint", path=str(tmp_path / "again"))
+    again = spark.read.parquet(str(tmp_path / "again")).collect()
+    assert 0 < len(again) <= 50
+    assert {row._tiercel_id: row for row in again}.items() <= {row._tiercel_id: row for row in found}.items()
+
+
+def test_a_live_query_waits_for_what_comes(spark: SparkSession, deployment: Averages, tmp_path: Path) -> None:
+    frame = stream(spark, deployment).option("startingOffset", "latest").load()
+    deployment.produce(some(0, 10))
+    query = frame.writeStream.format("memory").queryName("live").start()
+    try:
+        while query.lastProgress is None:  # it has looked where the log ends
+            query.processAllAvailable()
+        deployment.produce(some(10, 20))
+        deployment.restart_router()
+        deployment.produce(some(30, 20), name="later sensors")
+        query.processAllAvailable()
+        assert sorted(row.n for row in spark.table("live").collect()) == list(range(10, 50))
+    finally:
+        query.stop()
+
+
+def test_entries_that_are_no_longer_kept_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    with averages(tmp_path / "storage", checkpoint_ms=50.0, stream_entries_max=5) as deployment:
+        for first in range(0, 100, 10):
+            deployment.produce(some(first, 10))
+        last = deployment.last
+        with pytest.raises(PySparkException, match=f"a range within what is kept: {last - 4} to {last}"):
+            history(spark, deployment, startingOffset=1).collect()
+        kept = history(spark, deployment).collect()
+        assert 5 <= len(kept) < 100
+
+
+def test_a_feed_brings_each_row_once_though_tasks_fail_and_sets_aside_what_does_not_fit(
+    spark: SparkSession, deployment: Averages, tmp_path: Path
+) -> None:
+    def fails_at_first(batches: Iterator[Any]) -> Iterator[Any]:
+        """Every task of the first attempt breaks when it has written half of its rows."""
+        context = TaskContext.get()
+        assert context is not None
+        for batch in batches:
+            yield batch.slice(0, batch.num_rows // 2)
+            if context.attemptNumber() == 0:
+                raise OSError("planted")
+            yield batch.slice(batch.num_rows // 2)
+
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    frame = (
+        spark.readStream.schema("sensor string, n bigint, due_ns bigint, Value double")
+        .json(str(rows))
+        .repartition(2)
+        .mapInArrow(fails_at_first, "sensor string, n bigint, due_ns bigint, Value double")
+    )
+    options = {"storage": str(deployment.place.directory), "stream": INPUT}
+    for batch in (0, 1):
+        lines = [json.dumps(reading(f"s{n % SENSORS}", n)) for n in range(1000 * batch, 1000 * batch + 1000)]
+        lines.append(json.dumps(reading("s0", 1 << 40)))  # the stream's n is an int
+        (rows / f"{batch}.json").write_text("\n".join(lines))
+        run_all(frame, "tiercel", tmp_path / "checkpoint", **options)
+    deployment.wait_for(2000)
+    found = history(spark, deployment).collect()
+    assert sorted(row.n for row in found) == list(range(2000))
+    [feed] = [Feed(deployment.place, path.name) for path in deployment.place.feeds.iterdir()]
+    plans = [feed.plan(0), feed.plan(1)]
+    assert [(plan.done, plan.rows, plan.bad) for plan in plans if plan] == [(True, 1000, 1)] * 2
+    bad = [json.loads(line) for path in feed.directory.glob("bad-*") for line in path.open()]
+    assert [line["row"]["n"] for line in bad] == [1 << 40] * 2
+    assert "column n" in bad[0]["reason"]
+
+
+def test_a_writers_commit_that_is_repeated_changes_nothing(spark: SparkSession, deployment: Averages) -> None:
+    feed = Feed(deployment.place, "a-query")
+    writer = FeedWriter(Target(deployment.place, INPUT, SITE, deployment.columns), deployment.columns.names)
+    for _ in range(2):
+        stage = Stage(feed.staging(0), 0, 0)
+        stage.add([deployment.columns.pack(row) for row in some(0, 50)])
+        writer.commit([Staged("a-query", stage.finish())], 0)
+    deployment.wait_for(50)
+    assert_each_once(history(spark, deployment).collect(), 50)
+
+
+def test_a_dataframe_is_written_once_and_rows_that_do_not_fit_may_fail_it(
+    spark: SparkSession, deployment: Averages
+) -> None:
+    frame = spark.range(0, 200, 1, 3).select(
+        f.format_string("s%s", f.col("id") % SENSORS).alias("sensor"),
+        f.col("id").cast("int").alias("n"),
+        f.lit(0).cast("bigint").alias("due_ns"),
+        f.col("id").cast("double").alias("value"),
+    )
+    into = {"storage": str(deployment.place.directory), "stream": INPUT}
+    frame.write.format("tiercel").mode("append").options(**into).save()
+    deployment.wait_for(200)
+    assert sorted(row.n for row in history(spark, deployment).collect()) == list(range(200))
+    assert list(deployment.place.feeds.iterdir()) == []
+    large = frame.limit(1).withColumn("n", f.lit(1 << 40))
+    with pytest.raises(PySparkException, match="column n"):
+        large.write.format("tiercel").mode("append").options(badRows="fail", **into).save()
+
+
+def test_state_is_a_dataframe(spark: SparkSession, deployment: Averages) -> None:
+    deployment.produce(some(0, 100))
+    state = (
+        spark.read.format("tiercel-state")
+        .option("storage", str(deployment.place.directory))
+        .option("operator", OPERATOR)
+        .load()
+    )
+    rows = state.collect()
+    assert {row.key.sensor: json.loads(row.value)[0] for row in rows} == {f"s{n}": 20 for n in range(SENSORS)}
+    assert {(row.variable, row.map_key, tuple(row.timers), row.epoch) for row in rows} == {
+        ("average", None, (), 1)
+    }
+    assert {row.instance for row in rows} <= {f"{OPERATOR}@{SITE}#1", f"{OPERATOR}@{SITE}#2"}
+    [one] = state.where("key.sensor = 's3'").collect()
+    assert one == next(row for row in rows if row.key.sensor == "s3")
+
+
+def test_metrics_are_a_dataframe_and_a_stream(
+    spark: SparkSession, deployment: Averages, tmp_path: Path
+) -> None:
+    deployment.produce(some(0, 100))
+    where = str(deployment.place.directory)
+    metrics = spark.read.format("tiercel-metrics").option("storage", where).load()
+    processes = {f"{OPERATOR}@{SITE}#1", f"{OPERATOR}@{SITE}#2", SITE}
+    while {row.process for row in metrics.select("process").distinct().collect()} != processes:
+        pass  # each writes a line a second
+    into = {"path": str(tmp_path / "out")}
+    frame = spark.readStream.format("tiercel-metrics").option("storage", where).load()
+    while not (tmp_path / "out").exists() or spark.read.parquet(into["path"]).count() < 6:
+        run_all(frame, "parquet", tmp_path / "checkpoint", **into)
+    found = spark.read.parquet(into["path"]).orderBy("at", "process").collect()
+    known = {(row.at, row.process): row for row in metrics.collect()}
+    assert len({(row.at, row.process) for row in found}) == len(found)
+    assert all(known[row.at, row.process] == row for row in found)
+    assert {row.kind for row in found} == {"router", "instance"}

@@ -1,0 +1,154 @@
+"""Options and schemas of the data sources that cannot work are refused with what would have been right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan
+
+from tiercel.bench.averages import INPUT, OUTPUT, SITE, topology
+from tiercel.core.records import KeyImage
+from tiercel.core.topology import Operator, Topology
+from tiercel.errors import UserError
+from tiercel.runtime.place import Manifest, Place, StreamFacts
+from tiercel.spark.datasource import Streams
+from tiercel.spark.feed import column_names
+from tiercel.spark.metrics_source import Metrics
+from tiercel.spark.schema import Columns, parse_ddl
+from tiercel.spark.state_source import State, StateReader, key_columns, variables
+
+READING = "sensor string not null, n int, value double"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    streams = {
+        INPUT: StreamFacts(parse_ddl(READING).json(), ("sensor",), sites=(SITE,)),
+        OUTPUT: StreamFacts(parse_ddl("average double").json(), (), written_by="average"),
+    }
+    place = Place(tmp_path)
+    place.write(Manifest("test", topology(1), streams))
+    return place
+
+
+def options(place: Place, **more: Any) -> dict[str, str]:
+    return {"storage": str(place.directory), "stream": OUTPUT} | {k: str(v) for k, v in more.items()}
+
+
+def test_what_is_read_has_the_streams_columns_and_an_identity_if_wanted(place: Place) -> None:
+    assert Streams(options(place)).schema().simpleString() == "struct<average:double>"
+    both = Streams(options(place, identity="TRUE")).schema().simpleString()
+    assert both == "struct<average:double,_tiercel_id:string>"
+    assert Streams({"Storage": str(place.directory), "STREAM": INPUT}).schema().names == [
+        "sensor",
+        "n",
+        "value",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"stream": "avarages"}, "no stream 'avarages' in .*\nexpected: one of: averages, readings"),
+        ({"stream": ""}, "option 'stream' is missing"),
+        ({"storage": ""}, "option 'storage' is missing"),
+        ({"storage": "nowhere"}, "nowhere holds no deployment"),
+        ({"startingOffsets": "latest"}, "option 'startingoffsets' is not known\nexpected: startingOffset"),
+        ({"startingOffset": "newest"}, "startingOffset = 'newest'\nexpected: earliest, latest or an offset"),
+        ({"startingOffset": "0"}, "startingOffset = '0'"),
+        ({"endingOffset": "earliest"}, "endingOffset = 'earliest'\nexpected: latest or an offset"),
+        ({"maxEntriesPerBatch": "-3"}, "maxEntriesPerBatch = '-3'\nexpected: a number of entries"),
+        ({"identity": "maybe"}, "identity = 'maybe'\nexpected: false or true"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(place: Place, given: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Streams(options(place) | given).schema()
+
+
+def test_options_of_spark_and_of_others_are_left_alone(place: Place) -> None:
+    Streams(options(place, checkpointLocation="somewhere", path="x", queryName="q")).schema()
+
+
+@pytest.mark.parametrize(
+    ("more", "overwrite", "said"),
+    [
+        ({"stream": OUTPUT}, False, "'averages' is written by the operator 'average'"),
+        ({"stream": INPUT}, True, "a stream cannot be overwritten"),
+        ({"stream": INPUT, "badRows": "drop"}, False, "badRows = 'drop'\nexpected: dead-letter or fail"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    place: Place, more: dict[str, str], overwrite: bool, said: str
+) -> None:
+    source = Streams(options(place) | more)
+    for make in (source.writer, source.streamWriter):
+        with pytest.raises(UserError, match=said):
+            make(parse_ddl(READING), overwrite)  # type: ignore[operator]
+
+
+def test_a_dataframes_columns_must_fit_but_not_their_order_or_case() -> None:
+    columns = Columns(READING, ["sensor"])
+    assert column_names(parse_ddl("VALUE float, Sensor string, n bigint"), columns) == [
+        "value",
+        "sensor",
+        "n",
+    ]
+    with pytest.raises(UserError) as caught:
+        column_names(parse_ddl("sensor string, n string, average double"), columns)
+    assert "value is missing; average is unknown; n is string, not int" in str(caught.value)
+    assert "select and cast" in str(caught.value)
+
+
+def test_an_operators_key_is_typed_by_its_input_and_passed_on_by_streams_without_one(place: Place) -> None:
+    manifest = place.manifest()
+    assert key_columns(manifest, "average").schema.simpleString() == "struct<sensor:string>"
+    second = Operator("second", (OUTPUT,), "out", ())
+    operators = manifest.topology.operators | {"second": second, "third": Operator("third", ("x",), "y", ())}
+    more = Manifest("test", Topology({SITE: None}, {}, operators), manifest.streams)
+    assert key_columns(more, "second").names == ["sensor"]
+    with pytest.raises(UserError, match="the key of operator 'third' has no columns"):
+        key_columns(more, "third")
+
+
+def test_state_and_metrics_name_what_is_missing(place: Place) -> None:
+    with pytest.raises(UserError, match="no operator 'averages' in .*\nexpected: one of: average"):
+        State({"storage": str(place.directory), "operator": "averages"}).schema()
+    with pytest.raises(UserError, match="option 'operator' is missing\nexpected: one of: average"):
+        State({"storage": str(place.directory)}).schema()
+    with pytest.raises(UserError, match="holds no deployment"):
+        Metrics({"storage": str(place.directory / "elsewhere")}).schema()
+
+
+def test_a_filter_on_the_whole_key_becomes_a_look_up(place: Place) -> None:
+    key = Columns("car string, lane int", ["car", "lane"])
+    reader = StateReader(place, "average", key)
+    filters = [EqualTo(("key", "car"), "a"), GreaterThan(("offset",), 3)]
+    assert reader.pushFilters(filters) == filters
+    assert reader.partitions()[0].value is None
+    reader.pushFilters([EqualTo(("key", "lane"), 7)])
+    assert reader.partitions()[0].value == key.key_of(["a", 7])
+    reader.pushFilters([EqualTo(("key", "lane"), "seven")])
+    assert reader.partitions()[0].value is None
+
+
+def test_every_kind_of_state_is_shown_as_json() -> None:
+    image = KeyImage(
+        b"k",
+        1,
+        1,
+        {
+            "total": ("value", (3, 1.5)),
+            "last": ("list", [["a"], ["b"]]),
+            "by": ("map", [[["x"], [1]], [["y"], [2]]]),
+        },
+    )
+    assert list(variables(image)) == [
+        ("by", '["x"]', "[1]"),
+        ("by", '["y"]', "[2]"),
+        ("last", None, '[["a"],["b"]]'),
+        ("total", None, "[3,1.5]"),
+    ]
+    assert list(variables(KeyImage(b"k", 1, 1, {}, (17,)))) == [(None, None, None)]
