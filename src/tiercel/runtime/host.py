@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
@@ -106,7 +106,7 @@ class Host:
         registry: Registry,
         secret: bytes,
         *,
-        dials: Sequence[str] = (),
+        dials: Sequence[str] | Callable[[], Iterable[str]] = (),
         store: Store | None = None,
         bind: str = "127.0.0.1",
         listens: bool = True,
@@ -155,7 +155,7 @@ class Host:
                 if self._metrics is not None and isinstance(self.machine, Measured):
                     meter = Meter(self._metrics, self.name)
                     helpers.append(loop.create_task(self._measure(meter, self.machine)))
-                helpers += [loop.create_task(self._keep_dialling(peer)) for peer in self._dials]
+                helpers.append(loop.create_task(self._dial_whom_we_want()))
                 self.ended_because = await self._ended
             finally:
                 doors.close()
@@ -198,6 +198,21 @@ class Host:
     def end(self, reason: str) -> None:
         if not self._ended.done():
             self._ended.set_result(reason)
+
+    async def _dial_whom_we_want(self) -> None:
+        """Peers come and go while we run: whom we want to talk to is asked again and again."""
+        dialling: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                wanted = set(self._dials() if callable(self._dials) else self._dials)
+                for peer in wanted - dialling.keys():
+                    dialling[peer] = self._loop.create_task(self._keep_dialling(peer))
+                for peer in dialling.keys() - wanted:
+                    dialling.pop(peer).cancel()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            for task in dialling.values():
+                task.cancel()
 
     async def _keep_dialling(self, peer: str) -> None:
         while True:

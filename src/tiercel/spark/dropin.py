@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tiercel.spark.graph import watermark_delay_ms
 from tiercel.spark.live import Live, start

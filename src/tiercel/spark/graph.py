@@ -89,7 +89,7 @@ class Graph:
         counts = {self.root: 1} if wanted is None else dict(wanted)
         for site, count in counts.items():
             self.check_site(site)
-            if not isinstance(count, int) or count < 0:
+            if type(count) is not int or count < 0:
                 raise UserError(
                     f"instances of {operator!r} at {site!r}: {count!r}", expected="a whole number, 0 or more"
                 )

@@ -74,7 +74,7 @@ def build_host(place: Place, name: str, plan: OperatorPlan | None) -> Host:
 
         def peers() -> Iterable[str]:
             """Its router, and its siblings: state moves between them without a detour."""
-            siblings = [n for n in operator.instances if n > name and operator_of(n) == operator.name]
+            siblings = [n for n in registry.names() if n > name and operator_of(n) == operator.name]
             return [router, *siblings]
 
     return Host(
@@ -82,7 +82,7 @@ def build_host(place: Place, name: str, plan: OperatorPlan | None) -> Host:
         machine,
         registry,
         place.secret,
-        dials=list(peers()),
+        dials=peers,
         store=store,
         bind=manifest.bind,
         metrics=place.metrics,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
