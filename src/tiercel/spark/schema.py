@@ -49,7 +49,7 @@ def encode_payload(internal: Sequence[Any]) -> bytes:
 
 def decode_payload(payload: Any) -> Sequence[Any]:
     """Columns in internal form; dead letters, which the core makes, are not encoded."""
-    return _decode(payload) if type(payload) is bytes else payload  # type: ignore[no-any-return]
+    return _decode(payload) if type(payload) is bytes else payload
 
 
 class Columns:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from tiercel.core.topology import Operator
@@ -51,10 +51,13 @@ def parse_schema(schema: Schema, what: str) -> StructType:
             f"{what}: {schema!r}", expected="a StructType, or text like 'car string, speed double'"
         )
     try:
-        return StructType.fromDDL(schema)
+        parsed = StructType.fromDDL(schema)
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{what} {schema!r}: {reason}", expected="'name type, name type, ...'") from error
+    if not isinstance(parsed, StructType):
+        raise UserError(f"{what} {schema!r} is one type", expected="'name type, name type, ...'")
+    return parsed
 
 
 class LiveStream:
@@ -315,7 +318,7 @@ class Feed:
         if self.query is not None:
             self.query.stop()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def wait(self, timeout_s: int | None = None) -> bool:
         """Until the query ends by itself (a source that ends, `trigger="once"`)."""
         if self.query is None:
             raise UserError(f"feed {self.name!r} has not started", hint="live.deploy() starts it")
