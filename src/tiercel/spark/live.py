@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructField, StructType
 
 from tiercel.core.settings import Settings
 from tiercel.core.topology import operator_of
@@ -37,6 +36,7 @@ from tiercel.spark.schema import Columns
 from tiercel.spark.session import open_session
 from tiercel.spark.slots import check_slots, probe, task_slots
 from tiercel.spark.status import Status, collect_status
+from tiercel.spark.steps import union as union_schema
 from tiercel.spark.streams import Feed, LiveStream, Schema, parse_schema
 from tiercel.spark.wishes import Wishes
 
@@ -139,7 +139,6 @@ class Live:
     def union(self, first: LiveStream, *others: LiveStream) -> LiveStream:
         """Several streams as the input of one operator. Keys must have the same columns."""
         streams = [first, *others]
-        fields: dict[str, StructField] = {}
         for stream in streams:
             if stream.columns.key != first.columns.key:
                 raise UserError(
@@ -148,21 +147,13 @@ class Live:
                     expected="the same key columns",
                     hint="key_by(...) gives a stream another key",
                 )
-            for field in stream.schema.fields:
-                known = fields.setdefault(field.name, field)
-                if known.dataType != field.dataType:
-                    raise UserError(
-                        f"column {field.name!r} is {known.dataType.simpleString()} in one stream of the union "
-                        f"and {field.dataType.simpleString()} in {stream.name!r}",
-                        expected="one type per column name",
-                    )
         inputs = [pair for stream in streams for pair in stream._inputs]
         names = [name for name, _ in inputs]
         if len(set(names)) < len(names):
             raise UserError(
                 f"a union with one stream twice: {', '.join(names)}", expected="different streams"
             )
-        schema = StructType([StructField(f.name, f.dataType, True) for f in fields.values()])
+        schema = union_schema(plan for _, plan in inputs)
         return LiveStream(self, inputs, Columns(schema, first.columns.key, first.columns.event_time))
 
     def add_feed(self, feed: Feed) -> None:

@@ -6,8 +6,9 @@ Not responsible for: single types (conversion.py), who sends or reads the rows.
     user's row --pack--> (key, event time in ms, payload) --values--> what user code sees
 
 Internally a row is the tuple of its columns in internal form, in the order of the schema; a payload is the
-MessagePack of that. Nobody outside this module and border.py may rely on it. The checks are made into one function per schema: most values
-cost one comparison (four flat columns: about a microsecond a row from a dict, key included).
+MessagePack of that. Nobody outside this module and border.py may rely on it. The checks are made into one
+function per schema: most values cost one comparison (four flat columns: about a microsecond a row from a
+dict, key included).
 """
 
 from __future__ import annotations

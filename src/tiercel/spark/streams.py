@@ -230,9 +230,12 @@ class LiveStream:
 
     # -- both ends ------------------------------------------------------------------------------
 
-    def feed(self, frame: DataFrame, *, name: str = "", site: str = "", **options: str) -> Feed:
+    def feed(
+        self, frame: DataFrame, *, name: str = "", site: str = "", partitions: int = 1, **options: str
+    ) -> Feed:
         """Let a streaming DataFrame write to this stream, from the deployment on until it ends.
 
+        `partitions`: each costs a Python worker per micro-batch, and only one keeps the order of a source.
         Further options: `trigger` ("1 second"), `checkpoint` (a directory), `badRows`.
         """
         stream = self._written("feed")
@@ -250,9 +253,8 @@ class LiveStream:
         delay = watermark_delay_ms(frame, self.columns.event_time) if self.columns.event_time else None
         if delay is not None:
             self._live.note_delay(stream, delay)
-        feed = Feed(
-            frame.select(*self.columns.names), stream, name or f"tiercel-feed-{stream}", site, options
-        )
+        rows = frame.select(*self.columns.names).coalesce(partitions)
+        feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options)
         self._live.add_feed(feed)
         return feed
 
