@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 CoreRow = tuple[bytes, int, Any]
+Schema = t.StructType | str  # a StructType, or text such as "car string, speed double"
 US_PER_MS = 1000
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -56,7 +57,7 @@ class Columns:
 
     def __init__(
         self,
-        schema: t.StructType | str,
+        schema: Schema,
         key: Sequence[str] = (),
         event_time: str = "",
         *,
@@ -81,6 +82,10 @@ class Columns:
     def of(cls, facts: StreamFacts) -> Columns:
         schema = t.StructType.fromJson(msgspec.json.decode(facts.schema))
         return cls(schema, facts.key, facts.event_time)
+
+    def key_alone(self) -> Columns:
+        """The key columns by themselves, in the order of the key."""
+        return Columns(t.StructType([self.schema[name] for name in self.key]), self.key, view=self.view)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _columns, (self.schema, self.key, self.event_time, self.view, self.within)
@@ -290,4 +295,4 @@ def _same_zero(value: Any) -> Any:
     return tuple(map(_same_zero, value)) if type(value) in (tuple, list) else value
 
 
-__all__ = ["BadRow", "Columns", "as_struct", "parse_ddl", "row_maker"]
+__all__ = ["BadRow", "Columns", "Schema", "as_struct", "parse_ddl", "row_maker"]
