@@ -12,8 +12,10 @@ cost one comparison (four flat columns: about a microsecond a row from a dict, k
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -213,7 +215,7 @@ class Columns:
                 ],
             ),
         ]
-        exec("\n".join(source), scope)  # text made of numbers and quoted names only
+        exec(_compiled("\n".join(source)), scope)
         self.payload, self.pack = scope["payload"], scope["pack"]
         self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
@@ -240,6 +242,12 @@ def _columns(schema: t.StructType, key: Any, event_time: str, view: View, within
     return Columns(schema, key, event_time, view=view, within=within)
 
 
+@functools.lru_cache(maxsize=256)  # every process of a trial makes the same functions again
+def _compiled(source: str) -> CodeType:
+    """Source made of numbers and quoted names only."""
+    return compile(source, "<columns>", "exec")
+
+
 def _function(name: str, argument: str, lines: list[str]) -> list[str]:
     return [f"def {name}({argument}):", *["  " + line for line in lines]]
 
@@ -260,7 +268,8 @@ def _restorer(kinds: list[t.DataType], view: View) -> Callable[[Any], tuple[Any,
     scope: dict[str, Any] = {f"c{n}": convert for n, convert in converts.items()}
     take = ", ".join(f"v{n}" for n in range(len(kinds))) + ","
     lines = [f"if v{n} is not None: v{n} = c{n}(v{n})" for n in converts]
-    exec("\n".join(_function("restore", "row", [f"{take} = row", *lines, f"return ({take})"])), scope)
+    restore = _function("restore", "row", [f"{take} = row", *lines, f"return ({take})"])
+    exec(_compiled("\n".join(restore)), scope)
     return scope["restore"]  # type: ignore[no-any-return]
 
 
