@@ -133,7 +133,7 @@ class Client(ABC):
     made elsewhere, it is connected when the constructor returns.
     """
 
-    def __init__(self, place: Place, name: str, site: str) -> None:
+    def __init__(self, place: Place, name: str, site: str, timeout_s: float = CONNECT_S_MAX) -> None:
         self._bell = Bell()  # its lock guards everything that both threads touch
         self._name = name
         self._site = site
@@ -144,7 +144,7 @@ class Client(ABC):
             asyncio.get_running_loop()
         except RuntimeError:  # no event loop here that waiting would stop
             try:
-                self.connect()
+                self.connect(timeout_s)
             except BaseException:
                 self._end()
                 raise
