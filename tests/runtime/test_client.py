@@ -291,11 +291,11 @@ def test_what_is_sent_under_a_name_that_another_program_uses_is_not_lost_silentl
         first.send(rows(0, 1))
         first.flush()
         with Producer(place, INPUT, name="p") as second:
-            with pytest.raises(UserError, match="another program"):
+            with pytest.raises(UserError, match="started later has connected as 'p'"):
                 until(lambda: not first.send(rows(2, 1)))
             second.send(rows(1, 1))
             second.flush()
-        with pytest.raises(UserError, match="another program"):
+        with pytest.raises(UserError, match="started later has connected as 'p'"):
             first.close()
 
 
