@@ -25,6 +25,8 @@ class Producer:
         self.acknowledged = 0
         self.submitted = 0
         self.greeted = False  # the router has said where we are
+        self.rival = False  # somebody else sends under our name: the numbers are no longer ours
+        self._met = False  # greeted at least once
         self._frames: deque[m.Produce] = deque()  # not acknowledged, in order
         self._sent = 0
 
@@ -51,6 +53,8 @@ class Producer:
     def _on_mark(self, seq: int) -> list[Effect]:
         first = not self.greeted
         self.greeted = True
+        self.rival = self.rival or (self._met and seq > self.submitted)
+        self._met = True
         self.acknowledged = max(self.acknowledged, seq)
         self.submitted = max(self.submitted, seq)  # an earlier life of ours sent these
         while self._frames and self._frames[0].seq <= seq:
@@ -119,24 +123,90 @@ class MobileSource:
 
 
 class Subscriber:
-    """Reads a stream from an offset on; each entry once and in order."""
+    """Reads a stream from an offset on; each entry once and in order.
 
-    def __init__(self, stream: str, home: str, after: int = 0) -> None:
+    `after=None` begins behind what the stream holds when we first connect. `range_first` asks for the
+    stream's range before each subscription, so that an offset outside it is noticed. With
+    `entries_max`, no more is asked for while that many entries have not been taken.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        home: str,
+        after: int | None = 0,
+        *,
+        range_first: bool = False,
+        entries_max: int | None = None,
+    ) -> None:
         self.stream = stream
         self.home = home
-        self.offset = after
+        self.offset = 0 if after is None else after
         self.entries: list[StreamEntry] = []
+        self.subscribed = False
+        self.refused = ""  # why this stream cannot be read from here; then nothing more comes
+        self._from_now = after is None
+        self._range_first = range_first or after is None
+        self._entries_max = entries_max
+        self._owes_consumed = False
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
         match event:
             case Connected(peer=self.home):
-                return [Send(self.home, m.Subscribe(self.stream, self.offset))]
-            case Received(message=m.Publish() as publish) if publish.stream == self.stream:
-                for entry in publish.entries:
-                    if entry.offset > self.offset:
-                        self.offset = entry.offset
-                        self.entries.append(entry)
-                return [Send(self.home, m.Consumed(self.stream, self.offset))]
+                self._owes_consumed = False  # a new subscription begins with full credit
+                if self._range_first:
+                    return [Send(self.home, m.RangeQuery(self.stream))]
+                return self._subscribe()
+            case Disconnected(peer=self.home):
+                self.subscribed = False
+            case Received(message=m.RangeReply(stream=self.stream) as reply) if not self.subscribed:
+                return self._on_range(reply.first, reply.last)
+            case Received(message=m.Publish(stream=self.stream) as publish) if not self.refused:
+                return self._on_publish(publish.entries)
             case _:
                 pass
         return []
+
+    def take(self) -> tuple[list[StreamEntry], list[Effect]]:
+        """What has come, and what is to be said now that it was taken."""
+        taken, self.entries = self.entries, []
+        if not self._owes_consumed:
+            return taken, []
+        self._owes_consumed = False
+        return taken, [Send(self.home, m.Consumed(self.stream, self.offset))]
+
+    def _subscribe(self) -> list[Effect]:
+        self.subscribed = True
+        return [Send(self.home, m.Subscribe(self.stream, self.offset))]
+
+    def _on_range(self, first: int, last: int) -> list[Effect]:
+        if first < 0:
+            self.refused = f"site {self.home} keeps no log of the stream {self.stream!r}"
+        elif self._from_now:
+            self._from_now = False
+            self.offset = last
+        elif not first - 1 <= self.offset <= last:
+            which = "are no longer kept" if self.offset < first else "do not exist yet"
+            self.refused = (
+                f"entries after {self.offset} of the stream {self.stream!r} {which}: "
+                f"it holds {first} to {last}"
+            )
+        return [] if self.refused else self._subscribe()
+
+    def _on_publish(self, entries: list[StreamEntry]) -> list[Effect]:
+        fresh = entries
+        if entries and entries[0].offset <= self.offset:
+            fresh = [entry for entry in entries if entry.offset > self.offset]
+        if fresh:
+            if fresh[0].offset != self.offset + 1:
+                self.refused = (
+                    f"entries {self.offset + 1} to {fresh[0].offset - 1} of the stream {self.stream!r} "
+                    "were deleted before they were read"
+                )
+                return []
+            self.offset = fresh[-1].offset
+            self.entries += fresh
+        if self._entries_max is not None and len(self.entries) >= self._entries_max:
+            self._owes_consumed = True
+            return []
+        return [Send(self.home, m.Consumed(self.stream, self.offset))]

@@ -63,6 +63,7 @@ log = logging.getLogger(__name__)
 
 TURN_MS_MAX = 2.0  # then what is ready leaves, even if more has come: latency under load
 DIAL_S = 0.05  # between attempts to reach a peer
+CLOSE_S_MAX = 1.0  # for a peer to take what was already written to it
 LOOK_S = 0.25  # between looks whether we are still wanted
 LINGER_S = 0.002  # what nobody waits for may wait for company: a write is what costs most
 STORY_MAX = 200  # notes kept for the report of a failure
@@ -108,6 +109,7 @@ class Host:
         dials: Sequence[str] = (),
         store: Store | None = None,
         bind: str = "127.0.0.1",
+        listens: bool = True,
         on_launch: Callable[[str], object] | None = None,
         on_retire: Callable[[str], object] | None = None,
         metrics: Path | None = None,
@@ -123,6 +125,7 @@ class Host:
         self._dials = dials
         self._store = store
         self._bind = bind
+        self._listens = listens
         self._on_launch, self._on_retire = on_launch, on_retire
         self._metrics = metrics
         self._clock = wall_clock()
@@ -142,35 +145,49 @@ class Host:
         """Serve until the machine ends or the registry dismisses us; returns the reason."""
         self._loop = loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = loop.create_future()
+        helpers: list[asyncio.Task[None]] = []
+        with contextlib.ExitStack() as doors:
+            try:
+                if self._listens:
+                    await self._open_doors(doors, stage, attempt, task)
+                    helpers.append(loop.create_task(self._look_whether_wanted()))
+                    helpers.append(loop.create_task(self._measure()))
+                    tame_collector()
+                helpers += [loop.create_task(self._keep_dialling(peer)) for peer in self._dials]
+                self.ended_because = await self._ended
+            finally:
+                doors.close()
+                await self._wind_up(helpers)
+        return self.ended_because
+
+    async def _open_doors(self, doors: contextlib.ExitStack, stage: int, attempt: int, task: int) -> None:
+        """Listen, and tell everyone where. A client does not: nobody needs to find it."""
+        loop = self._loop
         server = await loop.create_server(lambda: Link(self), self._bind, 0)
+        doors.callback(server.close)
         port: int = server.sockets[0].getsockname()[1]
         nearby = Path(tempfile.mkdtemp(prefix="tiercel-")) / "socket"  # only this user may enter
+        doors.callback(shutil.rmtree, nearby.parent, ignore_errors=True)
         near_server = await loop.create_unix_server(lambda: Link(self), str(nearby))
+        doors.callback(near_server.close)
         life = self._store.life if self._store is not None else 1
         self._registry.publish(
             Address(self.name, self._bind, port, os.getpid(), life, str(nearby), stage, attempt, task)
         )
-        helpers = [loop.create_task(self._keep_dialling(peer)) for peer in self._dials]
-        helpers.append(loop.create_task(self._look_whether_wanted()))
-        if self._metrics is not None and isinstance(self.machine, Measured):
-            helpers.append(loop.create_task(self._measure(Meter(self._metrics, self.name), self.machine)))
-        tame_collector()
-        try:
-            self.ended_because = await self._ended
-        finally:
-            for helper in helpers:
-                helper.cancel()
-            server.close()
-            near_server.close()
-            shutil.rmtree(nearby.parent, ignore_errors=True)
-            for timer in self._timers.values():
-                timer.cancel()
-            for link in list(self._links.values()):
-                link.close()
-            await asyncio.gather(*helpers, return_exceptions=True)
-            if self._store is not None:
-                self._store.close()
-        return self.ended_because
+
+    async def _wind_up(self, helpers: list[asyncio.Task[None]]) -> None:
+        for helper in helpers:
+            helper.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        links = list(self._links.values())
+        for link in links:
+            link.close()
+        await asyncio.gather(*helpers, return_exceptions=True)
+        if links:  # their last words leave before the loop ends
+            await asyncio.wait([link.closed for link in links], timeout=CLOSE_S_MAX)
+        if self._store is not None:
+            self._store.close()
 
     def end(self, reason: str) -> None:
         if not self._ended.done():
@@ -182,7 +199,7 @@ class Host:
             if address is not None:
                 try:
                     link = await self._dial(address)
-                    await link.closed
+                    await asyncio.wait([link.closed])  # a plain await would let our end cancel it
                 except OSError:
                     pass  # it is being started again, and will be found at another port
             await asyncio.sleep(DIAL_S)
@@ -200,7 +217,11 @@ class Host:
             await asyncio.sleep(LOOK_S)
         self.end("dismissed")
 
-    async def _measure(self, meter: Meter, machine: Measured) -> None:
+    async def _measure(self) -> None:
+        machine = self.machine
+        if self._metrics is None or not isinstance(machine, Measured):
+            return
+        meter = Meter(self._metrics, self.name)
         while True:
             await asyncio.sleep(to_next_second_s())
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -45,6 +45,11 @@ class Registry:
             return msgspec.json.decode(self._place(name, "address").read_bytes(), type=Address)
         except FileNotFoundError:
             return None
+
+    def names(self) -> list[str]:
+        """Everyone who has said where they listen, in order."""
+        found = self._directory.glob("*.address")
+        return sorted(unquote(place.name.removesuffix(".address")) for place in found)
 
     def withdraw(self, name: str) -> None:
         self._place(name, "address").unlink(missing_ok=True)

@@ -1,0 +1,73 @@
+"""What a caller of a client gives: streams, sites, names and rows, checked before anything is sent.
+
+Responsible for: saying what is wrong and what would be right.
+Not responsible for: columns and types of a row (spark/schema.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tiercel.core.records import Row
+from tiercel.core.topology import operator_of
+from tiercel.errors import UserError
+from tiercel.runtime.place import Manifest
+
+
+def pieces(rows: Sequence[Row], rows_max: int) -> list[list[Row]]:
+    """Copies that each fit into one frame."""
+    copied = checked_rows(rows)
+    if len(copied) <= rows_max:
+        return [copied] if copied else []
+    return [copied[n : n + rows_max] for n in range(0, len(copied), rows_max)]
+
+
+def checked_rows(rows: Sequence[Row]) -> list[Row]:
+    """A copy. The first row stands for all: looking at each would cost more than sending it."""
+    copied = list(rows)
+    if copied:
+        first: Any = copied[0]
+        if not (isinstance(first, tuple | list) and len(first) == 3 and isinstance(first[0], bytes)):
+            what = f"{first!r} is no row"
+            raise UserError(what, expected="(key: bytes, event time in ms: int, payload)")
+    return copied
+
+
+def site_for(manifest: Manifest, stream: str, site: str) -> str:
+    """Where a producer of a stream connects: as asked, else the first site that takes its rows."""
+    facts = manifest.streams.get(stream)
+    if facts is None:
+        raise _unknown_stream(manifest, stream)
+    if facts.written_by:
+        what = f"the stream {stream!r} is written by the operator {facts.written_by!r}"
+        raise UserError(what, expected="a stream that producers write")
+    open_sites = facts.sites or tuple(manifest.topology.sites)
+    if site and site not in open_sites:
+        what = f"the stream {stream!r} takes no rows at site {site!r}"
+        raise UserError(what, expected=f"one of: {', '.join(open_sites)}")
+    return site or open_sites[0]
+
+
+def home_of(manifest: Manifest, stream: str) -> str:
+    facts = manifest.topology.streams.get(stream)
+    if facts is None and stream not in manifest.streams:
+        raise _unknown_stream(manifest, stream)
+    if facts is None or not facts.logged:
+        what = f"nobody keeps a log of the stream {stream!r}"
+        kept = sorted(s.name for s in manifest.topology.streams.values() if s.logged)
+        raise UserError(what, expected=f"a stream that can be read: {', '.join(kept)}")
+    return facts.home
+
+
+def _unknown_stream(manifest: Manifest, stream: str) -> UserError:
+    known = sorted(manifest.streams) or sorted(manifest.topology.streams)
+    return UserError(f"there is no stream {stream!r}", expected=f"one of: {', '.join(known)}")
+
+
+def check_name(manifest: Manifest, name: str) -> None:
+    """A producer must not take the name, and with it the connection, of a part of the deployment."""
+    topology = manifest.topology
+    if not name or name in topology.sites or operator_of(name) in topology.operators or name == "controller":
+        what = f"{name!r} cannot be the name of a producer"
+        raise UserError(what, expected="a name that no site, instance or controller of the deployment has")

@@ -1,0 +1,313 @@
+"""Producers and subscribers against a router and an instance that really run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from small import (
+    INPUT,
+    OUTPUT,
+    SITE,
+    assert_once_and_in_order,
+    instance_host,
+    make_place,
+    payloads,
+    router_host,
+    rows,
+    running,
+    until,
+)
+
+from tiercel.core.records import StreamEntry
+from tiercel.errors import UserError
+from tiercel.runtime import client
+from tiercel.runtime.client import Producer, Subscriber, stream_range
+from tiercel.runtime.place import Place
+
+
+def collect(subscriber: Subscriber, count: int) -> list[StreamEntry]:
+    """Entries until so many rows have come, and whatever else comes right behind them."""
+    entries: list[StreamEntry] = []
+    while sum(len(entry.outputs) for entry in entries) < count:
+        got = subscriber.poll(20.0)
+        assert got, f"only {sum(len(entry.outputs) for entry in entries)} of {count} rows have come"
+        entries += got
+    return entries + subscriber.poll(0.1)
+
+
+def test_rows_come_through_once_and_in_order(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    with running(router_host(place), instance_host(place)):
+        with Producer(place, INPUT, name="p") as producer, Subscriber(place, OUTPUT, after=0) as subscriber:
+            for n in range(0, 5_000, 100):
+                producer.send(rows(n, 100))
+            producer.flush()
+            assert producer.acknowledged == producer.submitted <= 50
+            found = collect(subscriber, 5_000)
+            assert subscriber.offset == found[-1].offset
+            assert subscriber.range() == stream_range(place, OUTPUT) == (1, found[-1].offset)
+        assert_once_and_in_order(payloads(found), 5_000)
+
+
+def test_a_long_send_becomes_several_frames_and_many_short_ones_few(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    with running(router_host(place), instance_host(place)):
+        with Producer(place, INPUT, name="p") as producer, Subscriber(place, OUTPUT, after=0) as subscriber:
+            assert producer.send([]) == 0
+            assert producer.send(rows(0, 2_500)) == 3
+            for n in range(2_500, 4_500):
+                producer.send(rows(n, 1))
+            producer.flush()
+            assert producer.submitted < 3 + 2_000
+            assert_once_and_in_order(payloads(collect(subscriber, 4_500)), 4_500)
+
+
+def test_nothing_is_lost_or_doubled_when_the_router_is_started_again_elsewhere(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    router = router_host(place)
+    with running(instance_host(place)), running(router) as (first,):
+        before = place.registry.find(SITE)
+        with Producer(place, INPUT, name="p") as producer, Subscriber(place, OUTPUT, after=0) as subscriber:
+            stop = threading.Event()
+            sent = [0]
+
+            def feed() -> None:
+                while not stop.is_set():
+                    producer.send(rows(sent[0], 20))
+                    sent[0] += 20
+                    time.sleep(0.001)
+
+            feeder = threading.Thread(target=feed)
+            feeder.start()
+            entries = collect(subscriber, 500)
+            first.end()
+            time.sleep(0.1)
+            with running(router_host(place)):
+                after = place.registry.find(SITE)
+                assert before is not None
+                assert after is not None
+                assert before.port != after.port
+                entries += collect(subscriber, 500)
+                stop.set()
+                feeder.join()
+                producer.flush()
+                seen = sum(len(entry.outputs) for entry in entries)
+                entries += collect(subscriber, sent[0] - seen) if seen < sent[0] else []
+                producer.close()
+        assert_once_and_in_order(payloads(entries), sent[0])
+        assert [entry.offset for entry in entries] == list(range(1, len(entries) + 1))
+
+
+def test_a_producer_started_again_knows_what_it_had_sent(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    with running(router_host(place), instance_host(place)):
+        with Producer(place, INPUT, name="p") as producer:
+            for seq in (1, 2, 3):
+                producer.send_frame(seq, rows(10 * (seq - 1), 10))
+        with Producer(place, INPUT, name="p") as producer, Subscriber(place, OUTPUT, after=0) as subscriber:
+            assert producer.acknowledged == producer.submitted == 3
+            for seq in (2, 3, 4):  # it does not know better, and says some of it again
+                producer.send_frame(seq, rows(10 * (seq - 1), 10))
+            producer.send_frame(4, rows(30, 10))
+            assert producer.send(rows(40, 10)) == 5
+            with pytest.raises(UserError, match="frame 9 of producer 'p' comes too early"):
+                producer.send_frame(9, rows(50, 10))
+            producer.flush()
+            assert_once_and_in_order(payloads(collect(subscriber, 50)), 50)
+
+
+def test_send_waits_while_the_router_does_not_acknowledge(tmp_path: Path) -> None:
+    place = make_place(tmp_path, backlog_rows_max=100)  # and nobody processes them
+    with running(router_host(place)) as (router,):
+        producer = Producer(place, INPUT, name="p")
+        sent = [0]
+
+        def feed() -> None:
+            while sent[0] < 100_000:
+                producer.send(rows(sent[0], 500))
+                sent[0] += 500
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        until(lambda: sent[0] >= 10_000)
+        stuck = -1
+        while stuck != sent[0]:
+            stuck = sent[0]
+            time.sleep(0.3)
+        assert stuck < 100_000
+        assert producer.submitted - producer.acknowledged == client.KEPT_FRAMES_MAX
+        with pytest.raises(UserError, match="are not safe after"):
+            producer.flush(0.1)
+        with running(instance_host(place)), Subscriber(place, OUTPUT, after=0) as subscriber:
+            entries = collect(subscriber, 100_000)
+            feeder.join()
+            producer.close()
+        assert_once_and_in_order(payloads(entries), 100_000)
+
+
+def test_a_subscriber_that_does_not_poll_is_not_flooded(tmp_path: Path) -> None:
+    place = make_place(tmp_path, publish_entries_max=16)
+    with running(router_host(place), instance_host(place)):
+        with Producer(place, INPUT, name="p") as producer, Subscriber(place, OUTPUT, after=0) as subscriber:
+            for n in range(1_000):
+                producer.send_frame(n + 1, rows(n, 1))
+            producer.flush()
+            last = 0
+            while (now := stream_range(place, OUTPUT)[1]) != last:
+                last = now
+                time.sleep(0.2)
+            kept = len(subscriber._machine.entries)
+            assert kept < client.KEPT_ENTRIES_MAX + 16
+            assert_once_and_in_order(payloads(collect(subscriber, 1_000)), 1_000)
+
+
+def test_a_subscriber_begins_where_it_is_told_to(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    with running(router_host(place), instance_host(place)), Producer(place, INPUT, name="p") as producer:
+        with Subscriber(place, OUTPUT, after=0) as everything:
+            for n in range(10):
+                producer.send(rows(n, 1))
+                collect(everything, 1)
+        first, last = stream_range(place, OUTPUT)
+        assert (first, last) == (1, 10)
+        with Subscriber(place, OUTPUT, after=7) as later, Subscriber(place, OUTPUT) as from_now:
+            assert (later.offset, from_now.offset) == (7, 10)
+            assert [entry.offset for entry in collect(later, 3)] == [8, 9, 10]
+            assert from_now.poll(0.1) == []
+            producer.send(rows(10, 1))
+            assert [entry.offset for entry in collect(from_now, 1)] == [11]
+            assert from_now.offset == 11
+        with pytest.raises(UserError, match="entries after 99 .* do not exist yet: it holds 1 to 11"):
+            Subscriber(place, OUTPUT, after=99)
+
+
+def test_an_offset_that_is_no_longer_kept_is_refused_with_what_is(tmp_path: Path) -> None:
+    place = make_place(tmp_path, stream_entries_max=5, stream_tail_max=3)
+    with running(router_host(place), instance_host(place)), Producer(place, INPUT, name="p") as producer:
+        with Subscriber(place, OUTPUT) as subscriber:
+            for n in range(20):
+                producer.send(rows(n, 1))
+                collect(subscriber, 1)
+        first, last = stream_range(place, OUTPUT)
+        with pytest.raises(UserError, match=f"no longer kept: it holds {first} to {last}"):
+            Subscriber(place, OUTPUT, after=3)
+        with Subscriber(place, OUTPUT, after=first - 1) as subscriber:
+            assert [entry.offset for entry in collect(subscriber, 5)] == list(range(first, last + 1))
+
+
+def test_an_iterator_gives_entries_one_by_one_and_ends_with_close(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    with running(router_host(place), instance_host(place)), Producer(place, INPUT, name="p") as producer:
+        with Subscriber(place, OUTPUT, after=0) as subscriber:
+            for seq in range(1, 6):
+                producer.send_frame(seq, rows(seq - 1, 1))
+            seen = []
+            for entry in subscriber:
+                seen.append(entry)
+                assert subscriber.offset == entry.offset
+                if len(payloads(seen)) >= 3:
+                    break
+            rest = collect(subscriber, 5 - len(payloads(seen))) if len(payloads(seen)) < 5 else []
+            assert_once_and_in_order(payloads(seen + rest), 5)
+            threading.Timer(0.1, subscriber.close).start()
+            assert list(subscriber) == []
+
+
+def test_the_same_with_asyncio(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+
+    async def scenario() -> None:
+        async with Producer(place, INPUT, name="p") as producer, Subscriber(place, OUTPUT) as subscriber:
+            seen: list[StreamEntry] = []
+
+            async def read() -> None:
+                async for entry in subscriber:
+                    seen.append(entry)
+                    if len(payloads(seen)) == 20_000:
+                        return
+
+            reading = asyncio.create_task(read())
+            for n in range(0, 20_000, 100):
+                await producer.send_async(rows(n, 100))
+            await producer.flush_async()
+            await asyncio.wait_for(reading, 20)
+            assert_once_and_in_order(payloads(seen), 20_000)
+            assert await subscriber.range_async() == (1, subscriber.offset)
+            await producer.send_frame_async(producer.submitted + 1, rows(20_000, 1))
+            assert len(payloads(await subscriber.poll_async(20.0))) == 1
+            assert await subscriber.poll_async(0.01) == []
+
+    with running(router_host(place), instance_host(place)):
+        asyncio.run(scenario())
+
+
+def test_an_asyncio_send_waits_without_stopping_the_loop(tmp_path: Path) -> None:
+    place = make_place(tmp_path, backlog_rows_max=100)
+
+    async def scenario() -> None:
+        producer = Producer(place, INPUT, name="p")
+
+        async def feed() -> None:
+            for n in range(0, 100_000, 500):
+                await producer.send_async(rows(n, 500))
+
+        feeding = asyncio.create_task(feed())
+        while producer.submitted - producer.acknowledged < client.KEPT_FRAMES_MAX:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert not feeding.done()
+        instance = instance_host(place)
+        serving = asyncio.create_task(instance.run())
+        await feeding
+        await producer.close_async()
+        assert producer.acknowledged == producer.submitted
+        instance.end("over")
+        await serving
+
+    with running(router_host(place)):
+        asyncio.run(scenario())
+
+
+def test_what_is_sent_under_a_name_that_another_program_uses_is_not_lost_silently(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    with running(router_host(place)):
+        first = Producer(place, INPUT, name="p")
+        first.send(rows(0, 1))
+        first.flush()
+        with Producer(place, INPUT, name="p") as second:
+            second.send(rows(1, 1))
+            second.flush()
+        with pytest.raises(UserError, match="producer 'p'"):
+            while True:
+                first.send(rows(2, 1))
+                first.flush()
+        with pytest.raises(UserError):
+            first.close()
+
+
+def test_what_callers_get_wrong_is_said_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = make_place(tmp_path)
+    with pytest.raises(UserError, match="holds no deployment"):
+        Producer(Place(tmp_path / "elsewhere"), INPUT, name="p")
+    with pytest.raises(UserError, match="no stream 'raedings'"):
+        Producer(place, "raedings", name="p")
+    with pytest.raises(UserError, match="written by the operator 'count'"):
+        Producer(place, OUTPUT, name="p")
+    with pytest.raises(UserError, match="takes no rows at site 'edge'"):
+        Producer(place, INPUT, name="p", site="edge")
+    for name in ("", SITE, "count@cloud#1", "controller"):
+        with pytest.raises(UserError, match="cannot be the name of a producer"):
+            Producer(place, INPUT, name=name)
+    with pytest.raises(UserError, match="nobody keeps a log of the stream 'readings'"):
+        Subscriber(place, INPUT)
+    with pytest.raises(UserError, match="has not answered for 0.1 s"):
+        stream_range(place, OUTPUT, timeout_s=0.1)
+    with running(router_host(place)), Producer(place, INPUT, name="p") as producer:
+        with pytest.raises(UserError, match="'key' is no row"):
+            producer.send(["key"])  # type: ignore[list-item]
+    with pytest.raises(UserError, match="p is closed"):
+        producer.send(rows(0, 1))

@@ -1,0 +1,141 @@
+"""A small deployment that really runs: one router, one instance that counts, each in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from tiercel.core.instance import Instance
+from tiercel.core.records import Row, StreamEntry
+from tiercel.core.router import Router
+from tiercel.core.settings import Settings
+from tiercel.core.topology import Operator, Stream, Topology, instance_name
+from tiercel.runtime.host import Host
+from tiercel.runtime.place import Manifest, Place, StreamFacts
+from tiercel.runtime.store import Store
+from tiercel.workloads.processors import PlainCode
+
+SITE, INPUT, OUTPUT, OPERATOR = "cloud", "readings", "counts", "count"
+INSTANCE = instance_name(OPERATOR, SITE, 1)
+WAIT_S_MAX = 30.0
+
+
+class Counting:
+    """Emits each row's payload with its place among the rows of its key."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[tuple[int, Any]], timerValues: Any) -> Iterator[Row]:
+        (n,) = self.count.get() or (0,)
+        for event_time, payload in rows:
+            n += 1
+            yield (key[0], event_time, (payload, n))
+        self.count.update((n,))
+
+    def close(self) -> None: ...
+
+
+def make_place(directory: Path, **settings: Any) -> Place:
+    operator = Operator(OPERATOR, (INPUT,), OUTPUT, (INSTANCE,))
+    topology = Topology({SITE: None}, {OUTPUT: Stream(OUTPUT, SITE)}, {OPERATOR: operator})
+    streams = {INPUT: StreamFacts("{}", ("key",)), OUTPUT: StreamFacts("{}", (), written_by=OPERATOR)}
+    place = Place(directory)
+    place.write(Manifest("small", topology, streams, Settings(**settings)))
+    return place
+
+
+def router_host(place: Place, **options: Any) -> Host:
+    manifest = place.manifest()
+    store = Store(place.process(SITE), manifest.durability)
+    router = Router(SITE, manifest.topology, manifest.settings, store.life, store.items())
+    return Host(SITE, router, place.registry, place.secret, store=store, **options)
+
+
+def instance_host(place: Place, **options: Any) -> Host:
+    manifest = place.manifest()
+    store = Store(place.process(INSTANCE), manifest.durability)
+    operator = manifest.topology.operators[OPERATOR]
+    instance = Instance(INSTANCE, operator, PlainCode(Counting()), manifest.settings, store.life)
+    return Host(INSTANCE, instance, place.registry, place.secret, dials=[SITE], store=store, **options)
+
+
+class Running:
+    """A host in a thread with an event loop of its own."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._loop = uvloop.new_event_loop()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self._started.wait()
+        self.call(lambda: None)
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            serving = asyncio.create_task(self.host.run())
+            await asyncio.sleep(0.02)  # it listens
+            self._started.set()
+            await serving
+
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(serve())
+
+    def call(self, what: Callable[[], Any]) -> Any:
+        """In the host's thread."""
+
+        async def called() -> Any:
+            return what()
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(WAIT_S_MAX)
+
+    def end(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self.host.end, "over")
+            self._thread.join()
+
+
+@contextlib.contextmanager
+def running(*hosts: Host) -> Iterator[list[Running]]:
+    """Started in this order, ended the other way round."""
+    started: list[Running] = []
+    try:
+        for host in hosts:
+            started.append(Running(host))
+        yield started
+    finally:
+        for one in reversed(started):
+            one.end()
+
+
+def until(happened: Callable[[], bool], what: str = "it does not happen") -> None:
+    give_up = time.monotonic() + WAIT_S_MAX
+    while not happened():
+        assert time.monotonic() < give_up, what
+        time.sleep(0.005)
+
+
+def rows(first: int, count: int, keys: int = 7) -> list[Row]:
+    """Rows whose payloads are numbered over all."""
+    return [(b"key %d" % (n % keys), 0, n) for n in range(first, first + count)]
+
+
+def payloads(entries: list[StreamEntry]) -> list[tuple[int, int]]:
+    """(payload, place among its key's rows) of every output, in order."""
+    return [(o.row[2][0], o.row[2][1]) for entry in entries for o in entry.outputs]
+
+
+def assert_once_and_in_order(found: list[tuple[int, int]], count: int, keys: int = 7) -> None:
+    """Each row came out once, and found its key as all rows before it had left it."""
+    assert sorted(found) == [(n, n // keys + 1) for n in range(count)]
+    for key in range(keys):
+        of_key = [payload for payload, _ in found if payload % keys == key]
+        assert of_key == sorted(of_key)
