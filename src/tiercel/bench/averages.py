@@ -10,12 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from tiercel.core.topology import Operator, Stream, Topology, instance_name
-from tiercel.spark.border import Border, Row, StatefulProcessor, StatefulProcessorHandle
+from tiercel.spark.border import (
+    Border,
+    InputPlan,
+    OperatorPlan,
+    Row,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+)
+from tiercel.spark.schema import Columns
 
 SITE = "cloud"
 INPUT, OUTPUT = "readings", "averages"
-INPUT_FIELDS = ("sensor", "n", "due_ns", "value")
-OUTPUT_FIELDS = ("sensor", "n", "count", "average", "due_ns")
+INPUT_SCHEMA = "sensor bigint, n bigint, due_ns bigint, value double"
+OUTPUT_SCHEMA = "sensor bigint, n bigint, count bigint, average double, due_ns bigint"
 
 
 class RunningAverage(StatefulProcessor):
@@ -37,7 +45,9 @@ class RunningAverage(StatefulProcessor):
 
 
 def border() -> Border:
-    return Border(RunningAverage(), INPUT_FIELDS, OUTPUT_FIELDS)
+    readings = Columns(INPUT_SCHEMA, "sensor")
+    plan = OperatorPlan(RunningAverage(), (InputPlan(readings),), readings.schema, Columns(OUTPUT_SCHEMA))
+    return Border(plan)
 
 
 def topology(instances: int) -> Topology:

@@ -28,6 +28,7 @@ from tiercel.core import messages as m
 from tiercel.core.effects import Effect, LoadCheckpoint, ReadLog, Send, Write
 from tiercel.core.events import CheckpointLoaded, Connected, Durable, Event, LogRead, Received
 from tiercel.core.instance import Instance
+from tiercel.core.keyed import Codec, kept_as_given
 from tiercel.core.records import Key, Row
 from tiercel.core.router import Router
 from tiercel.core.settings import Settings
@@ -73,8 +74,14 @@ class Border:
     def __init__(self) -> None:
         self.processor = RunningAverage()
 
+    def state_codec(self, name: str, schema: Any) -> Codec:
+        return kept_as_given(name, schema)
+
     def user_key(self, key: Key) -> Any:
         return (int.from_bytes(key),)
+
+    def timer_key(self, user_key: Any) -> Any:
+        return user_key
 
     def user_rows(self, rows: list[Row]) -> Iterator[Reading]:
         return (Reading._make(row[2]) for row in rows)

@@ -90,7 +90,7 @@ class DestinationMove:
         self.adopt: Adopt | None = None
         self.adopted_at = -1
         self.emit_from: int | None = None
-        self.space = KeySpace(instance.operator.slots, self.epoch_of, instance.engine.code.user_key)
+        self.space = KeySpace(instance.operator.slots, self.epoch_of, *instance.engine.about_keys)
         self.at: dict[Key, Position] = {}  # up to where the image of a key already is
         self.floor_wm: dict[Key, int] = {}
         self.marks = Marks(-1, -1)

@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from tiercel.core.keyed import Handle, KeyState
+import msgspec
+
+from tiercel.core.faults import OperatorFailed
+from tiercel.core.keyed import Codec, Handle, KeyState
 from tiercel.core.records import INITIAL, Key, Output, Row
+from tiercel.core.topology import Operator
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Code(Protocol):
@@ -18,7 +24,9 @@ class Code(Protocol):
 
     processor: Any
 
+    def state_codec(self, name: str, schema: Any) -> Codec: ...
     def user_key(self, key: Key) -> Any: ...
+    def timer_key(self, user_key: Any) -> Any: ...
     def user_rows(self, rows: list[Row]) -> Iterator[Any]: ...
     def output_row(self, key: Key, output: Any) -> Row: ...
     def timer_values(self, time_ms: int, watermark_ms: int) -> Any: ...
@@ -28,16 +36,19 @@ class Code(Protocol):
 class Engine:
     """Calls one processor."""
 
-    def __init__(self, code: Code, time_mode: str, mutant: str = "") -> None:
+    def __init__(self, code: Code, operator: Operator, mutant: str = "") -> None:
         self.mutant = mutant
         self.code = code
-        self.handle = Handle(time_mode)
-        self.event_time = time_mode == "eventTime"
-        self.has_timers = time_mode != "none"
+        self.operator = operator
+        self.handle = Handle(operator.time_mode, code.state_codec)
+        self.event_time = operator.time_mode == "eventTime"
+        self.has_timers = operator.time_mode != "none"
+        self.attempts = 1 + (operator.retries if operator.on_error == "retry" else 0)
         code.processor.init(self.handle)
         self.handle.opening = False
         self._attributes = dict(vars(code.processor))
         self.dead_letters: list[Output] = []
+        self.about_keys = (code.user_key, frozenset(self.handle.deleted))  # for a KeySpace
 
     def _reset(self) -> None:
         """Attributes of a processor do not survive a call: a replay, or a shadow, would not have them."""
@@ -83,7 +94,7 @@ class Engine:
                 for row in rows:
                     self.call_alone(state, key, row, times, offset, out, before)
             else:
-                self._dead_letter(state, key, rows[0], offset, error)
+                self.call_alone(state, key, rows[0], times, offset, out, before, error)
         if state.timers:
             self.fire(
                 state,
@@ -102,31 +113,50 @@ class Engine:
         return self.code.timer_values(time_ms, watermark_ms)
 
     def call_alone(
-        self, state: KeyState, key: Key, row: Row, times: Any, offset: int, out: list[Output], before: int
+        self,
+        state: KeyState,
+        key: Key,
+        row: Row,
+        times: Any,
+        offset: int,
+        out: list[Output],
+        before: int,
+        error: Exception | None = None,
     ) -> None:
-        """A row of a call that raised, by itself: only the rows that are at fault are refused."""
-        mark = len(out)
-        self._reset()
-        try:
-            if row[1] == INITIAL:
-                for initial in self.code.user_rows([row]):
-                    self.code.processor.handleInitialState(state.user_key, initial, times)
-            else:
-                for output in self.code.processor.handleInputRows(
-                    state.user_key, self.code.user_rows([row]), times
-                ):
-                    n = len(out) - before
-                    out.append(Output(offset, key, state.epoch, n, self.code.output_row(key, output)))
-            self.handle.undo.clear()
-        except Exception as error:
-            del out[mark:]
-            self.handle.roll_back()
-            self._dead_letter(state, key, row, offset, error)
+        """A row of a call that raised, by itself: only the rows that are at fault are refused.
 
-    def _dead_letter(self, state: KeyState, key: Key, row: Row, offset: int, error: Exception) -> None:
-        n = sum(1 for letter in self.dead_letters if letter.key == key and letter.offset == offset)
+        `error` is what a first attempt at this row alone has raised already.
+        """
+        mark = len(out)
+        for _ in range(self.attempts if error is None else self.attempts - 1):
+            self._reset()
+            try:
+                if row[1] == INITIAL:
+                    for initial in self.code.user_rows([row]):
+                        self.code.processor.handleInitialState(state.user_key, initial, times)
+                else:
+                    for output in self.code.processor.handleInputRows(
+                        state.user_key, self.code.user_rows([row]), times
+                    ):
+                        n = len(out) - before
+                        out.append(Output(offset, key, state.epoch, n, self.code.output_row(key, output)))
+                self.handle.undo.clear()
+                return
+            except Exception as raised:
+                error = raised
+                del out[mark:]
+                self.handle.roll_back()
+        assert error is not None
+        self._refuse(state, key, row, offset, error)
+
+    def _refuse(self, state: KeyState, key: Key, row: Row, offset: int, error: Exception) -> None:
+        """A dead letter: (reason, key, offset, payload in MessagePack); or the end of the process."""
         reason = f"{type(error).__name__}: {error}"
-        self.dead_letters.append(Output(offset, key, state.epoch, n, (key, row[1], (reason, row[2]))))
+        if self.operator.on_error == "fail":
+            raise OperatorFailed(self.operator.name, key, offset, reason) from error
+        n = sum(1 for letter in self.dead_letters if letter.key == key and letter.offset == offset)
+        payload = (reason, key, offset, _encode(row[2]))
+        self.dead_letters.append(Output(offset, key, state.epoch, n, (key, row[1], payload)))
 
     def fire(
         self,
@@ -148,20 +178,30 @@ class Engine:
             expiry = min(state.timers)
             if expiry > due_ms:
                 break
-            mark = len(out)
+            self._fire_one(state, key, expiry, code.timer_values(time_ms, watermark_ms), offset, out, first)
+            state.timers.discard(expiry)
+
+    def _fire_one(
+        self, state: KeyState, key: Key, expiry: int, times: Any, offset: int, out: list[Output], first: int
+    ) -> None:
+        mark = len(out)
+        code = self.code
+        failure: Exception | None = None
+        for _ in range(self.attempts):
             self._reset()
             try:
                 for output in code.processor.handleExpiredTimer(
-                    key=state.user_key,
-                    timerValues=code.timer_values(time_ms, watermark_ms),
+                    key=code.timer_key(state.user_key),
+                    timerValues=times,
                     expiredTimerInfo=code.expired_timer(expiry),
                 ):
-                    out.append(
-                        Output(offset, key, state.epoch, len(out) - first, code.output_row(key, output))
-                    )
-                handle.undo.clear()
-            except Exception as error:
+                    n = len(out) - first
+                    out.append(Output(offset, key, state.epoch, n, code.output_row(key, output)))
+                self.handle.undo.clear()
+                return
+            except Exception as raised:
+                failure = raised
                 del out[mark:]
-                handle.roll_back()
-                self._dead_letter(state, key, (key, expiry, "timer"), offset, error)
-            state.timers.discard(expiry)
+                self.handle.roll_back()
+        assert failure is not None
+        self._refuse(state, key, (key, expiry, "timer"), offset, failure)

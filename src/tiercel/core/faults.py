@@ -2,6 +2,7 @@
 
 `ProtocolViolation`: a peer did what the protocol forbids; drop the peer, nothing else is harmed.
 `InvalidRequest`: the person who asked can mend it; says what was wrong, what is allowed, what to run.
+`OperatorFailed`: the user's code raised, and the operator is to end then; the user can mend it.
 `CoreBug`: our own invariant broke; crash and keep the seed.
 """
 
@@ -22,6 +23,17 @@ class CoreBug(AssertionError):
 
 class LimitExceeded(CoreBug):
     """A queue grew above its limit: senders should have been slowed down."""
+
+
+class OperatorFailed(Exception):
+    """User code raised, and its operator was declared to end when it does. What the call did is undone."""
+
+    def __init__(self, operator: str, key: bytes, offset: int, reason: str) -> None:
+        self.operator, self.key, self.offset, self.reason = operator, key, offset, reason
+        super().__init__(operator, key, offset, reason)
+
+    def __str__(self) -> str:
+        return f"operator {self.operator} failed at offset {self.offset}, key {self.key!r}: {self.reason}"
 
 
 class InvalidRequest(Exception):

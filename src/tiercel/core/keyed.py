@@ -9,8 +9,8 @@ Maps and timers iterate in encoded order, so that a replay and a shadow see the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Set
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
@@ -20,6 +20,21 @@ from tiercel.core.records import Key, KeyImage
 Undo = list[tuple[Any, Any, Any]]
 _MISSING = object()
 _encode = msgspec.msgpack.Encoder().encode
+
+Convert = Callable[[Any], Any]
+
+
+class Codec(NamedTuple):
+    """How values of a state variable are kept: as tuples of what MessagePack has, at every depth."""
+
+    keep: Convert = tuple  # from what user code stores; raises if it does not fit
+    show: Convert | None = None  # to what user code gets; None: as it is kept
+    show_named: Convert | None = None  # the same, with the names of the fields
+
+
+def kept_as_given(name: str, schema: Any) -> Codec:
+    """For user code that stores nothing but what can be kept."""
+    return Codec()
 
 
 class KeyState:
@@ -41,8 +56,8 @@ class KeyState:
         values = None if self.empty else {n: _frozen(v) for n, v in self.values.items()}
         return KeyImage(key, self.epoch, at, values, tuple(sorted(self.timers)), time_ms, watermark_ms)
 
-    def restore(self, image: KeyImage) -> None:
-        self.values = {n: _thawed(v) for n, v in (image.values or {}).items()}
+    def restore(self, image: KeyImage, deleted: Set[str] = frozenset()) -> None:
+        self.values = {n: _thawed(v) for n, v in (image.values or {}).items() if n not in deleted}
         self.timers = set(image.timers)
 
     def digest(self) -> int:
@@ -69,6 +84,10 @@ def _thawed(value: Any) -> Any:
     return _tupled(content)
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 def _tupled(value: Any) -> Any:
     """Tuples again, at every depth: on the way they may have become lists."""
     return tuple(_tupled(v) for v in value) if type(value) in (list, tuple) else value
@@ -77,27 +96,40 @@ def _tupled(value: Any) -> Any:
 class Handle:
     """What `init(handle)` gets. Bound to one key at a time."""
 
-    def __init__(self, time_mode: str) -> None:
+    def __init__(self, time_mode: str, codec: Callable[[str, Any], Codec] = kept_as_given) -> None:
         self.time_mode = time_mode
+        self.deleted: set[str] = set()  # variables of earlier versions of the user's code
+        self._codec = codec
+        self._names: set[str] = set()
         self.state: KeyState = KeyState(0, None)
         self.undo: Undo = []
         self.time_ms = 0
         self.new_timers: list[int] = []
         self.opening = True  # state variables are made in init only
 
-    def _declared(self, name: str) -> str:
+    def _declared(self, name: str, ttl_ms: int | None = None) -> str:
         if not self.opening:
-            msg = f"state variable {name!r}: getXState is allowed in init only"
+            msg = f"state variable {name!r}: getXState and deleteIfExists are allowed in init only"
+            raise ValueError(msg)
+        if name in self._names or name in self.deleted:
+            msg = f"state variable {name!r}: it is named twice in init"
+            raise ValueError(msg)
+        if ttl_ms is not None and self.time_mode != "processingTime":
+            msg = f"state variable {name!r}: a time to live needs time mode processingTime"
             raise ValueError(msg)
         return name
 
     def getValueState(
         self, stateName: str, schema: Any = None, ttlDurationMs: int | None = None
     ) -> ValueState:
-        return ValueState(self, self._declared(stateName), ttlDurationMs)
+        name = self._declared(stateName, ttlDurationMs)
+        self._names.add(name)
+        return ValueState(self, name, ttlDurationMs, self._codec(name, schema))
 
     def getListState(self, stateName: str, schema: Any = None, ttlDurationMs: int | None = None) -> ListState:
-        return ListState(self, self._declared(stateName), ttlDurationMs)
+        name = self._declared(stateName, ttlDurationMs)
+        self._names.add(name)
+        return ListState(self, name, ttlDurationMs, self._codec(name, schema))
 
     def getMapState(
         self,
@@ -106,7 +138,10 @@ class Handle:
         valueSchema: Any = None,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        return MapState(self, self._declared(stateName), ttlDurationMs)
+        name = self._declared(stateName, ttlDurationMs)
+        self._names.add(name)
+        keys = self._codec(name, userKeySchema)
+        return MapState(self, name, ttlDurationMs, self._codec(name, valueSchema), keys)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         if self.time_mode == "none":
@@ -128,8 +163,8 @@ class Handle:
         return iter(sorted(self.state.timers))
 
     def deleteIfExists(self, stateName: str) -> None:
-        self._declared(stateName)
-        self.state.values.pop(stateName, None)
+        """Keys that still have a variable of this name lose it when they are loaded."""
+        self.deleted.add(self._declared(stateName))
 
     def roll_back(self) -> None:
         """Undo what the call that raised has changed."""
@@ -152,12 +187,13 @@ class Handle:
 class _State:
     """Common to the three kinds of state variable."""
 
-    __slots__ = ("_handle", "_name", "_ttl")
+    __slots__ = ("_handle", "_keep", "_name", "_show", "_show_named", "_ttl")
 
-    def __init__(self, handle: Handle, name: str, ttl_ms: int | None) -> None:
+    def __init__(self, handle: Handle, name: str, ttl_ms: int | None, codec: Codec) -> None:
         self._handle = handle
         self._name = name
         self._ttl = ttl_ms
+        self._keep, self._show, self._show_named = codec
 
     def _expiry(self) -> int:
         assert self._ttl is not None
@@ -179,13 +215,12 @@ class ValueState(_State):
 
     def get(self) -> tuple[Any, ...] | None:
         value: Any = self._handle.state.values.get(self._name)
-        if value is None or self._ttl is None:
-            return value  # type: ignore[no-any-return]
-        return None if value[1] <= self._handle.time_ms else value[0]
+        if value is not None and self._ttl is not None:
+            value = None if value[1] <= self._handle.time_ms else value[0]
+        return value if self._show is None or value is None else self._show(value)  # type: ignore[no-any-return]
 
     def update(self, newValue: Any) -> None:
-        if type(newValue) is not tuple:
-            newValue = tuple(newValue)
+        newValue = self._keep(newValue)
         handle = self._handle
         values = handle.state.values
         handle.undo.append((values, self._name, values.get(self._name, _MISSING)))
@@ -202,10 +237,10 @@ class ListState(_State):
 
     def get(self) -> Iterator[tuple[Any, ...]]:
         elements: list[Any] = self._handle.state.values.get(self._name, [])
-        if self._ttl is None:
-            return iter(list(elements))
-        now = self._handle.time_ms
-        return iter([value for value, expiry in elements if expiry > now])
+        if self._ttl is not None:
+            now = self._handle.time_ms
+            elements = [value for value, expiry in elements if expiry > now]
+        return iter(list(elements) if self._show is None else [self._show(value) for value in elements])
 
     def _writable(self) -> list[Any]:
         handle = self._handle
@@ -219,7 +254,7 @@ class ListState(_State):
         return elements
 
     def _element(self, value: Any) -> Any:
-        value = tuple(value)
+        value = self._keep(value)
         return value if self._ttl is None else (value, self._expiry())
 
     def put(self, newState: Iterable[Any]) -> None:
@@ -243,7 +278,11 @@ class ListState(_State):
 class MapState(_State):
     """A map per key, iterated in encoded order; with a time to live each entry has its own."""
 
-    __slots__ = ()
+    __slots__ = ("_keep_key", "_show_key")
+
+    def __init__(self, handle: Handle, name: str, ttl_ms: int | None, codec: Codec, keys: Codec) -> None:
+        super().__init__(handle, name, ttl_ms, codec)
+        self._keep_key, self._show_key, _ = keys
 
     def _live(self) -> dict[Any, Any]:
         entries: dict[Any, Any] = self._handle.state.values.get(self._name, {})
@@ -256,10 +295,11 @@ class MapState(_State):
         return bool(self._live())
 
     def getValue(self, key: Any) -> Any:
-        return self._live().get(tuple(key))
+        value = self._live().get(self._keep_key(key))
+        return value if self._show_named is None or value is None else self._show_named(value)
 
     def containsKey(self, key: Any) -> bool:
-        return tuple(key) in self._live()
+        return self._keep_key(key) in self._live()
 
     def updateValue(self, key: Any, value: Any) -> None:
         handle = self._handle
@@ -268,12 +308,16 @@ class MapState(_State):
         if entries is None:
             handle.undo.append((values, self._name, _MISSING))
             entries = values[self._name] = {}
-        key, value = tuple(key), tuple(value)
+        key, value = self._keep_key(key), self._keep(value)
         handle.undo.append((entries, key, entries.get(key, _MISSING)))
         entries[key] = value if self._ttl is None else (value, self._expiry())
 
     def iterator(self) -> Iterator[tuple[Any, Any]]:
-        return iter(sorted(self._live().items(), key=lambda kv: _encode(kv[0])))
+        key, value = self._show_key or _same, self._show or _same
+        return iter([(key(k), value(v)) for k, v in self._in_order()])
+
+    def _in_order(self) -> list[tuple[Any, Any]]:
+        return sorted(self._live().items(), key=lambda kv: _encode(kv[0]))
 
     def keys(self) -> Iterator[Any]:
         return iter([k for k, _ in self.iterator()])
@@ -284,7 +328,7 @@ class MapState(_State):
     def removeKey(self, key: Any) -> None:
         values = self._handle.state.values
         entries = values.get(self._name)
-        key = tuple(key)
+        key = self._keep_key(key)
         if entries is not None and key in entries:
             self._handle.undo.append((entries, key, entries.pop(key)))
             if not entries:

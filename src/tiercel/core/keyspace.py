@@ -8,7 +8,7 @@ Not responsible for: calling user code, or storing.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from itertools import chain, islice
 
 from tiercel.core.keyed import KeyState
@@ -19,13 +19,20 @@ from tiercel.core.routing import slot_of
 class KeySpace:
     """Keys and their state."""
 
-    def __init__(self, slots: int, epoch_of: Callable[[Key], int], user_key: Callable[[Key], object]) -> None:
+    def __init__(
+        self,
+        slots: int,
+        epoch_of: Callable[[Key], int],
+        user_key: Callable[[Key], object],
+        deleted: Set[str] = frozenset(),
+    ) -> None:
         self.slots = slots
         self.keys: dict[Key, KeyState] = {}
         self.by_slot: dict[int, set[Key]] = {}
         self.dirty: set[Key] = set()
         self._epoch_of = epoch_of
         self._user_key = user_key
+        self._deleted = deleted  # state variables that keys lose when they come
         self._heap: list[tuple[int, Key]] = []
 
     def state(self, key: Key) -> KeyState:
@@ -62,7 +69,9 @@ class KeySpace:
             return
         state = self.state(image.key)
         state.epoch = epoch
-        state.restore(image)
+        state.restore(image, self._deleted)
+        if state.empty:
+            self.discard(image.key)
         for expiry in state.timers:
             heapq.heappush(self._heap, (expiry, image.key))
 

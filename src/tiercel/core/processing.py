@@ -56,7 +56,7 @@ class Processing:
         self.life = life
         self.router = site_of(name)
         self.phase = Phase.ATTACHING
-        self.engine = Engine(code, operator.time_mode, settings.mutant)
+        self.engine = Engine(code, operator, settings.mutant)
         self.journal = Journal()
         self.checkpointer = Checkpointer(self)
         self.rows = self.outputs = self.waits = 0  # of this life, for `gauges`
@@ -70,7 +70,7 @@ class Processing:
     def reset(self) -> None:
         """Forget everything in memory: the checkpoint is all there is."""
         self.routes = RoutingTable.initial(self.operator)
-        self.space = KeySpace(self.operator.slots, self._epoch_of, self.engine.code.user_key)
+        self.space = KeySpace(self.operator.slots, self._epoch_of, *self.engine.about_keys)
         self.applied = 0
         self.flushes = 0  # of this life
         self.confirmed = 0  # flushes that are durable at the router

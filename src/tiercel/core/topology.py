@@ -10,6 +10,8 @@ import msgspec
 
 from tiercel.core.faults import InvalidRequest
 
+ON_ERROR = ("dead-letter", "fail", "retry")
+
 
 class Stream(msgspec.Struct, frozen=True):
     """A named flow of tuples. `home` is the one site that holds its log for subscribers."""
@@ -32,6 +34,8 @@ class Operator(msgspec.Struct, frozen=True):
     deterministic: bool = True
     dead_letters: str = ""  # stream for rows that user code refused
     time_mode: str = "none"  # none | processingTime | eventTime
+    on_error: str = "dead-letter"  # dead-letter | fail | retry: what becomes of a call that raised
+    retries: int = 0  # with retry: how often it is made again at once; then it is a dead letter
 
 
 class Topology(msgspec.Struct, frozen=True):
@@ -48,6 +52,16 @@ class Topology(msgspec.Struct, frozen=True):
                 raise InvalidRequest(f"the name {name!r}", "expected one without any of | @ # > ~")
         for name in self.operators.keys() & self.streams.keys():
             raise InvalidRequest(f"{name!r} is a stream and an operator", "expected different names")
+        for operator in self.operators.values():
+            if operator.on_error not in ON_ERROR:
+                raise InvalidRequest(
+                    f"operator {operator.name}: on_error {operator.on_error!r}",
+                    f"expected one of: {', '.join(ON_ERROR)}",
+                )
+            if operator.retries < 0:
+                raise InvalidRequest(
+                    f"operator {operator.name}: {operator.retries} retries", "expected 0 or more"
+                )
         return self
 
     def consumers(self, stream: str) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class Reference:
     def __init__(self, operator: Operator, kind: str, coarser: bool, recorder: Recorder) -> None:
         self.operator = operator
         self.recorder = recorder
-        self.engine = Engine(PlainCode(KINDS[kind](operator.name, coarser)), operator.time_mode)
+        self.engine = Engine(PlainCode(KINDS[kind](operator.name, coarser)), operator)
         self.logs = {
             site: sorted(log.items()) for (site, name), log in recorder.logs.items() if name == operator.name
         }

@@ -1,17 +1,20 @@
 """Between the core's rows and PySpark's: an unmodified `StatefulProcessor` behind the core's `Code`.
 
-Responsible for: keys, rows, outputs and times in the form PySpark gives them to user code.
+Responsible for: keys, rows, outputs, state values and times in the form PySpark gives them to user code.
 Not responsible for: state and timers (core/keyed.py has PySpark's interface), when calls happen.
 
-A payload is a list of a row's columns in the order of the schema. A key is the MessagePack of its
-columns. Rows are real `Row`s of a class with one property per column: same behaviour, a fraction of
-the cost of looking a name up each time.
+A payload is a row's columns in internal form (schema.py). A key is the MessagePack of its columns. Of an
+operator with several inputs each payload comes with the number of its input. What does not fit raises
+inside the call, so it goes the way of an error of user code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -23,58 +26,157 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
+from pyspark.sql.types import StructType
 
+from tiercel.core.keyed import Codec
 from tiercel.core.records import Key
 from tiercel.core.records import Row as CoreRow
+from tiercel.spark.conversion import View
+from tiercel.spark.pandas_rows import PandasForm, in_pandas
+from tiercel.spark.processors import state_codec
+from tiercel.spark.rows import BadRow, row_maker
+from tiercel.spark.schema import Columns
+from tiercel.spark.steps import InputPlan, Step, reader
 
 _payload = itemgetter(2)
+
+
+@dataclass(frozen=True)
+class OperatorPlan:
+    """What an instance must know about its operator besides the core's facts."""
+
+    processor: StatefulProcessor
+    inputs: tuple[InputPlan, ...]  # in the order of the core's Operator.inputs
+    schema: StructType  # what the processor sees: of the input after its steps, or of several the union
+    output: Columns  # no key: rows keep the operator's key
+    time_mode: str = "none"
+    pandas: bool = False  # the processor takes and gives DataFrames
 
 
 def encode_key(*columns: Any) -> Key:
     return msgspec.msgpack.encode(columns)
 
 
-def row_maker(fields: Sequence[str]) -> Callable[[Sequence[Any]], Row]:
-    """Makes `Row`s with these columns out of their values."""
-    columns = {name: property(itemgetter(n)) for n, name in enumerate(fields) if name not in dir(tuple)}
-    kind = type("Row", (Row,), {"__fields__": list(fields), **columns})
-    return partial(tuple.__new__, kind)
-
-
 class Border:
-    """One processor with the columns of its input and output."""
+    """One processor with the columns of its inputs and output."""
 
-    def __init__(
-        self, processor: StatefulProcessor, input_fields: Sequence[str], output_fields: Sequence[str]
-    ) -> None:
-        self.processor = processor
-        self._make = row_maker(input_fields)
-        self._output_fields = list(output_fields)
+    def __init__(self, plan: OperatorPlan) -> None:
+        self.plan = plan
+        self.processor = _prepared(plan)
+        self._readers = [reader(each, each.schema if each.initial else plan.schema) for each in plan.inputs]
+        self._read = self._readers[0]
+        self._several = len(plan.inputs) > 1
+        keys = plan.inputs[0].columns
+        self._keys = Columns(keys.schema, keys.key, view=View.INPUT)
+        self._key_row = row_maker(self._keys.key)
+        self._output_names = plan.output.names
+        self._check = plan.output.payload
+        self._key_of = plan.output.key_of_payload if plan.output.key else None
+        self._time_of = plan.output.time_of_payload if plan.output.event_time else None
         self._times: tuple[int, int] = (-1, -1)
         self._timer_values = TimerValues(-1, -1)
 
+    # -- in ----------------------------------------------------------------------------------
+
+    def state_codec(self, name: str, schema: Any) -> Codec:
+        return state_codec(name, schema)
+
     def user_key(self, key: Key) -> tuple[Any, ...]:
-        return msgspec.msgpack.decode(key, type=tuple[Any, ...])
+        return self._keys.key_values(key)
+
+    def timer_key(self, user_key: tuple[Any, ...]) -> Row:
+        return self._key_row(user_key)
 
     def user_rows(self, rows: list[CoreRow]) -> Iterator[Row]:
-        return map(self._make, map(_payload, rows))
+        if self._several:
+            return self._tagged_rows(rows)
+        return self._read(map(_payload, rows))
+
+    def _tagged_rows(self, rows: list[CoreRow]) -> Iterator[Row]:
+        for row in rows:
+            n, payload = row[2]
+            yield from self._readers[n](iter((payload,)))
+
+    # -- out ---------------------------------------------------------------------------------
 
     def output_row(self, key: Key, output: Any) -> CoreRow:
         """Columns by name, as Spark takes them: a missing one is null, one too many is left out."""
-        fields = output.__fields__
-        if fields == self._output_fields:
-            return (key, 0, tuple(output))
-        values = dict(zip(fields, output, strict=False))
-        return (key, 0, tuple([values.get(name) for name in self._output_fields]))
+        try:
+            fields = output.__fields__
+        except AttributeError:
+            what = f"output {output!r:.80} ({type(output).__name__})"
+            raise BadRow(what, expected=f"a Row with the columns: {', '.join(self._output_names)}") from None
+        if fields == self._output_names:
+            payload = self._check(tuple(output))
+        else:
+            values = dict(zip(fields, output, strict=False))
+            payload = self._check(tuple([values.get(name) for name in self._output_names]))
+        return (
+            key if self._key_of is None else self._key_of(payload),
+            0 if self._time_of is None else self._time_of(payload),
+            payload,
+        )
+
+    # -- time --------------------------------------------------------------------------------
 
     def timer_values(self, time_ms: int, watermark_ms: int) -> TimerValues:
+        """As Spark: neither without a time mode, no watermark in processing time, 0 while there is none."""
         if self._times != (time_ms, watermark_ms):
             self._times = (time_ms, watermark_ms)
-            self._timer_values = TimerValues(time_ms, watermark_ms)
+            match self.plan.time_mode:
+                case "processingTime":
+                    self._timer_values = TimerValues(time_ms, 0)
+                case "eventTime":
+                    self._timer_values = TimerValues(time_ms, max(watermark_ms, 0))
+                case _:
+                    pass  # (-1, -1) for ever
         return self._timer_values
 
     def expired_timer(self, expiry_ms: int) -> ExpiredTimerInfo:
         return ExpiredTimerInfo(expiry_ms)
 
 
-__all__ = ["Border", "Row", "StatefulProcessor", "StatefulProcessorHandle", "encode_key", "row_maker"]
+def _prepared(plan: OperatorPlan) -> StatefulProcessor:
+    """The processor, or a copy of it whose class does what must be done around its calls.
+
+    A class and not a wrapper: the core looks after the attributes of the object that it calls.
+    """
+    around: list[Callable[[StatefulProcessor], type[StatefulProcessor]]] = []
+    if plan.pandas:
+        around.append(partial(in_pandas, PandasForm(Columns(plan.schema, view=View.INPUT), plan.output)))
+    if any(each.drops_rows for each in plan.inputs):
+        around.append(_spared_empty_calls)
+    processor = plan.processor
+    for make in around:
+        kind = make(processor)
+        processor = copy.copy(processor)
+        processor.__class__ = kind
+    return processor
+
+
+def _spared_empty_calls(processor: StatefulProcessor) -> type[StatefulProcessor]:
+    """No call where a step has left no row: Spark, with a filter in front, makes none either."""
+    kind: Any = type(processor)
+
+    class Spared(kind):  # type: ignore[misc]
+        """Is called with at least one row."""
+
+        def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+            for first in rows:
+                return super().handleInputRows(key, chain((first,), rows), timerValues)  # type: ignore[no-any-return]
+            return iter(())
+
+    return Spared
+
+
+__all__ = [
+    "Border",
+    "InputPlan",
+    "OperatorPlan",
+    "Row",
+    "StatefulProcessor",
+    "StatefulProcessorHandle",
+    "Step",
+    "encode_key",
+    "row_maker",
+]

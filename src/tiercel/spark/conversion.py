@@ -3,19 +3,24 @@
 Responsible for: per type, whether a Python value fits, its internal form, and the way back.
 Not responsible for: rows, keys and columns (schema.py, rows.py), schemas written as text (ddl.py).
 
-    type                     user code sees                  internal form (MessagePack has it)
+    type                     a row has                       internal form (MessagePack has it)
     timestamp                datetime, aware, in UTC         microseconds since 1970
     timestamp_ntz            datetime, naive                 microseconds since 1970
     date                     date                            days since 1970
     decimal                  Decimal of that scale           str
     array, map, struct       list, dict, Row                 tuple, tuple of pairs, tuple
     all others               str, bytes, bool, int, float    the same
+
+PySpark 4.3 shows user code the same value in different forms, and so do we (`View`): rows that a processor
+is given hold structs as dicts and maps as lists of pairs, state holds timestamps without a zone, in that
+of the process.
 """
 
 from __future__ import annotations
 
 import datetime
 import decimal
+import enum
 import operator
 import struct
 from collections.abc import Callable, Mapping
@@ -37,6 +42,15 @@ _LAST_US = (datetime.datetime.max.replace(tzinfo=datetime.UTC) - _EPOCH) // _MIC
 _EXACT = decimal.Context(prec=78, traps=[decimal.Inexact, decimal.InvalidOperation])
 _BITS: dict[type[t.DataType], int] = {t.ByteType: 8, t.ShortType: 16, t.IntegerType: 32, t.LongType: 64}
 _SINGLE = struct.Struct("<f")  # the native form would make infinities of what is too large
+
+
+class View(enum.Enum):
+    """Where a value is seen."""
+
+    ROW = "row"  # structs are Rows, maps dicts: what collect() gives
+    INPUT = "input"  # structs are dicts, maps lists of pairs: what handleInputRows is given
+    STATE = "state"  # as ROW, but timestamps are naive, in the zone of the process
+
 
 SUPPORTED = (
     "string, binary, boolean, tinyint, smallint, int, bigint, float, double, decimal, date, timestamp, "
@@ -101,9 +115,9 @@ def already_internal(kind: t.DataType) -> str:
             return ""
 
 
-def to_internal(kind: t.DataType, where: str, nullable: bool) -> Convert:
+def to_internal(kind: t.DataType, where: str, nullable: bool, view: View = View.ROW) -> Convert:
     """Checks a value and gives its internal form; raises BadRow if it does not fit."""
-    check = _CHECKS[type(kind)](kind, where)
+    check = _CHECKS[type(kind)](kind, where, view)
     if nullable:
         return lambda value: None if value is None else check(value)
     expected = f"{kind.simpleString()} not null"
@@ -116,7 +130,7 @@ def to_internal(kind: t.DataType, where: str, nullable: bool) -> Convert:
     return not_null
 
 
-def _string(kind: t.DataType, where: str) -> Convert:
+def _string(kind: t.DataType, where: str, view: View) -> Convert:
     def check(value: Any) -> str:
         if not isinstance(value, str):
             raise misfit(where, value, "string")
@@ -129,7 +143,7 @@ def _string(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _binary(kind: t.DataType, where: str) -> Convert:
+def _binary(kind: t.DataType, where: str, view: View) -> Convert:
     def check(value: Any) -> bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
             raise misfit(where, value, "binary: bytes")
@@ -138,7 +152,7 @@ def _binary(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _boolean(kind: t.DataType, where: str) -> Convert:
+def _boolean(kind: t.DataType, where: str, view: View) -> Convert:
     def check(value: Any) -> bool:
         if type(value) is bool:
             return value
@@ -149,7 +163,7 @@ def _boolean(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _integer(kind: t.DataType, where: str) -> Convert:
+def _integer(kind: t.DataType, where: str, view: View) -> Convert:
     bits, name = _BITS[type(kind)], kind.simpleString()
     first, last = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
@@ -165,7 +179,7 @@ def _integer(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _double(kind: t.DataType, where: str) -> Convert:
+def _double(kind: t.DataType, where: str, view: View) -> Convert:
     def check(value: Any) -> float:
         if isinstance(value, float):
             return float(value)
@@ -181,8 +195,8 @@ def _double(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _float(kind: t.DataType, where: str) -> Convert:
-    as_double = _double(kind, where)
+def _float(kind: t.DataType, where: str, view: View) -> Convert:
+    as_double = _double(kind, where, view)
 
     def check(value: Any) -> float:
         try:
@@ -193,7 +207,7 @@ def _float(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _decimal(kind: t.DataType, where: str) -> Convert:
+def _decimal(kind: t.DataType, where: str, view: View) -> Convert:
     assert isinstance(kind, t.DecimalType)
     unit, name = decimal.Decimal(1).scaleb(-kind.scale), kind.simpleString()
     limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
@@ -214,7 +228,7 @@ def _decimal(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _date(kind: t.DataType, where: str) -> Convert:
+def _date(kind: t.DataType, where: str, view: View) -> Convert:
     def check(value: Any) -> int:
         if not isinstance(value, datetime.date) or isinstance(value, datetime.datetime):
             raise misfit(where, value, "date: a datetime.date")
@@ -223,11 +237,13 @@ def _date(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _timestamp(kind: t.DataType, where: str) -> Convert:
+def _timestamp(kind: t.DataType, where: str, view: View) -> Convert:
     def check(value: Any) -> int:
         if not isinstance(value, datetime.datetime):
             raise misfit(where, value, "timestamp: a datetime.datetime with a time zone")
         if value.utcoffset() is None:
+            if view is View.STATE:
+                return check(value.astimezone(datetime.UTC))
             hint = "add tzinfo=datetime.UTC, or make the column timestamp_ntz"
             raise misfit(where, value, "timestamp: a datetime with a time zone", hint)
         us = (value - _EPOCH) // _MICROSECOND
@@ -238,7 +254,7 @@ def _timestamp(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _timestamp_ntz(kind: t.DataType, where: str) -> Convert:
+def _timestamp_ntz(kind: t.DataType, where: str, view: View) -> Convert:
     def check(value: Any) -> int:
         if not isinstance(value, datetime.datetime) or value.tzinfo is not None or value != value:
             raise misfit(where, value, "timestamp_ntz: a datetime.datetime without a time zone")
@@ -247,9 +263,9 @@ def _timestamp_ntz(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _array(kind: t.DataType, where: str) -> Convert:
+def _array(kind: t.DataType, where: str, view: View) -> Convert:
     assert isinstance(kind, t.ArrayType)
-    element = to_internal(kind.elementType, f"{where}[]", kind.containsNull)
+    element = to_internal(kind.elementType, f"{where}[]", kind.containsNull, view)
     name = kind.simpleString()
 
     def check(value: Any) -> tuple[Any, ...]:
@@ -260,23 +276,27 @@ def _array(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-def _map(kind: t.DataType, where: str) -> Convert:
+def _map(kind: t.DataType, where: str, view: View) -> Convert:
     assert isinstance(kind, t.MapType)
-    to_key = to_internal(kind.keyType, f"{where}.key", nullable=False)
-    to_value = to_internal(kind.valueType, f"{where}.value", kind.valueContainsNull)
+    to_key = to_internal(kind.keyType, f"{where}.key", False, view)
+    to_value = to_internal(kind.valueType, f"{where}.value", kind.valueContainsNull, view)
     name = kind.simpleString()
 
     def check(value: Any) -> tuple[tuple[Any, Any], ...]:
-        if not isinstance(value, Mapping):
+        if isinstance(value, list | tuple) and all(type(v) is tuple and len(v) == 2 for v in value):
+            pairs: Any = value  # as a processor was given it
+        elif isinstance(value, Mapping):
+            pairs = value.items()
+        else:
             raise misfit(where, value, f"{name}: a dict")
-        return tuple([(to_key(k), to_value(v)) for k, v in value.items()])
+        return tuple([(to_key(k), to_value(v)) for k, v in pairs])
 
     return check
 
 
-def _struct(kind: t.DataType, where: str) -> Convert:
+def _struct(kind: t.DataType, where: str, view: View) -> Convert:
     assert isinstance(kind, t.StructType)
-    fields = [to_internal(f.dataType, f"{where}.{f.name}", f.nullable) for f in kind.fields]
+    fields = [to_internal(f.dataType, f"{where}.{f.name}", f.nullable, view) for f in kind.fields]
     names, name = kind.names, kind.simpleString()
 
     def check(value: Any) -> tuple[Any, ...]:
@@ -286,7 +306,7 @@ def _struct(kind: t.DataType, where: str) -> Convert:
     return check
 
 
-_CHECKS: dict[type[t.DataType], Callable[[t.DataType, str], Convert]] = {
+_CHECKS: dict[type[t.DataType], Callable[[t.DataType, str, View], Convert]] = {
     t.StringType: _string,
     t.BinaryType: _binary,
     t.BooleanType: _boolean,
@@ -306,9 +326,11 @@ _CHECKS: dict[type[t.DataType], Callable[[t.DataType, str], Convert]] = {
 # -- internal -> Python ------------------------------------------------------------------------
 
 
-def to_python(kind: t.DataType) -> Convert | None:
-    """From a value's internal form (not None) to what user code sees; None: they are the same."""
+def to_python(kind: t.DataType, view: View = View.ROW) -> Convert | None:
+    """From a value's internal form (not None) to what is seen there; None: they are the same."""
     match kind:
+        case t.TimestampType() if view is View.STATE:
+            return lambda us: (_EPOCH + us * _MICROSECOND).astimezone().replace(tzinfo=None)
         case t.TimestampType():
             return lambda us: _EPOCH + us * _MICROSECOND
         case t.TimestampNTZType():
@@ -318,13 +340,19 @@ def to_python(kind: t.DataType) -> Convert | None:
         case t.DecimalType():
             return decimal.Decimal
         case t.ArrayType():
-            return _each(to_python(kind.elementType))
+            return _each(to_python(kind.elementType, view))
         case t.MapType():
-            to_key, to_value = _or_none(to_python(kind.keyType)), _or_none(to_python(kind.valueType))
+            to_key = _or_none(to_python(kind.keyType, view))
+            to_value = _or_none(to_python(kind.valueType, view))
+            if view is View.INPUT:
+                return lambda pairs: [(to_key(k), to_value(v)) for k, v in pairs]
             return lambda pairs: {to_key(k): to_value(v) for k, v in pairs}
         case t.StructType():
+            fields = [_or_none(to_python(f.dataType, view)) for f in kind.fields]
+            if view is View.INPUT:
+                names = kind.names
+                return lambda values: {n: f(v) for n, f, v in zip(names, fields, values, strict=True)}
             make = row_maker(kind.names)
-            fields = [_or_none(to_python(f.dataType)) for f in kind.fields]
             return lambda values: make([f(v) for f, v in zip(fields, values, strict=True)])
         case _:
             return None

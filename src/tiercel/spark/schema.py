@@ -12,8 +12,10 @@ cost one comparison (four flat columns: about a microsecond a row from a dict, k
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +24,14 @@ from pyspark.sql import types as t
 
 from tiercel.errors import UserError
 from tiercel.runtime.place import StreamFacts
-from tiercel.spark.conversion import already_internal, refuse_unsupported, to_arrow, to_internal, to_python
+from tiercel.spark.conversion import (
+    View,
+    already_internal,
+    refuse_unsupported,
+    to_arrow,
+    to_internal,
+    to_python,
+)
 from tiercel.spark.ddl import as_struct, parse_ddl
 from tiercel.spark.rows import BadRow, in_order, misfit, row_maker
 
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 CoreRow = tuple[bytes, int, Any]
+Schema = t.StructType | str  # a StructType, or text such as "car string, speed double"
 US_PER_MS = 1000
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -39,12 +49,34 @@ _decode_key = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
 class Columns:
     """The columns of one stream, which of them are its key, and which is its event time."""
 
-    def __init__(self, schema: t.StructType | str, key: Sequence[str] = (), event_time: str = "") -> None:
+    # Functions made for this schema. They are attributes, because a method would add half to their cost.
+    pack: Callable[[Mapping[str, Any] | Row | Sequence[Any]], CoreRow]  # BadRow if the row does not fit
+    payload: Callable[[Sequence[Any]], Any]  # of values in the order of the columns; checked as well
+    values: Callable[[Any], tuple[Any, ...]]  # of a payload, as they are seen
+    key_of_payload: Callable[[Any], bytes]
+    time_of_payload: Callable[[Any], int]
+    plain: bool  # values are seen as they travel
+
+    def __init__(
+        self,
+        schema: Schema,
+        key: Sequence[str] = (),
+        event_time: str = "",
+        *,
+        view: View = View.ROW,
+        within: str = "",
+    ) -> None:
+        """`view`: for whom; `within`: what the columns belong to, for messages about them."""
         self.schema = as_struct(schema)
         self.names: list[str] = list(self.schema.names)
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.event_time = event_time
-        refuse_unsupported(self.schema, "")
+        self.view = view
+        self.plain = all(
+            to_python(f.dataType, view) is None for f in self.schema.fields
+        )  # nothing to convert
+        self.within = within
+        refuse_unsupported(self.schema, within)
         self._check_key_and_time()
         self._build()
 
@@ -53,8 +85,12 @@ class Columns:
         schema = t.StructType.fromJson(msgspec.json.decode(facts.schema))
         return cls(schema, facts.key, facts.event_time)
 
+    def key_alone(self) -> Columns:
+        """The key columns by themselves, in the order of the key."""
+        return Columns(t.StructType([self.schema[name] for name in self.key]), self.key, view=self.view)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Columns, (self.schema, self.key, self.event_time)  # what was made for them is made again
+        return _columns, (self.schema, self.key, self.event_time, self.view, self.within)
 
     def __repr__(self) -> str:
         return f"Columns({self.schema.simpleString()}, key={self.key}, event_time={self.event_time!r})"
@@ -84,13 +120,22 @@ class Columns:
 
     # -- one row -----------------------------------------------------------------------------
 
-    def pack(self, row: Mapping[str, Any] | Row | Sequence[Any]) -> CoreRow:
-        """A user's row, checked and converted; BadRow if it does not fit."""
-        return self._pack(row)
+    def key_of(self, values: Sequence[Any]) -> bytes:
+        return self.key_of_payload(self.payload(values))
+
+    def key_values(self, key: bytes) -> tuple[Any, ...]:
+        """The key columns of a key as user code sees them."""
+        return self._key_values(_decode_key(key))
+
+    def time_of(self, values: Sequence[Any]) -> int:
+        """The event time in ms; 0 for a stream that has none."""
+        return self.time_of_payload(self.payload(values))
+
+    # -- many rows ---------------------------------------------------------------------------
 
     def pack_all(self, rows: Iterable[Any]) -> tuple[list[CoreRow], list[tuple[Any, BadRow]]]:
         """Those that fit, in order, and those that do not, each with the reason."""
-        pack = self._pack
+        pack = self.pack
         packed: list[CoreRow] = []
         refused: list[tuple[Any, BadRow]] = []
         for row in rows:
@@ -99,33 +144,6 @@ class Columns:
             except BadRow as reason:
                 refused.append((row, reason))
         return packed, refused
-
-    def payload(self, values: Sequence[Any]) -> Any:
-        """Python values in the order of the columns, checked, in internal form."""
-        return self._payload(values)
-
-    def values(self, payload: Any) -> tuple[Any, ...]:
-        """A payload's columns as Spark's Row API gives them."""
-        return self._values(payload)
-
-    def key_of(self, values: Sequence[Any]) -> bytes:
-        return self._key(self._payload(values))
-
-    def key_values(self, key: bytes) -> tuple[Any, ...]:
-        """The key columns of a key as user code sees them."""
-        return self._key_values(_decode_key(key))
-
-    def time_of(self, values: Sequence[Any]) -> int:
-        """The event time in ms; 0 for a stream that has none."""
-        return self._time(self._payload(values))
-
-    def key_of_payload(self, payload: Any) -> bytes:
-        return self._key(payload)
-
-    def time_of_payload(self, payload: Any) -> int:
-        return self._time(payload)
-
-    # -- many rows ---------------------------------------------------------------------------
 
     def arrow_batch(self, payloads: Sequence[Any]) -> pyarrow.RecordBatch:
         """These rows as Spark takes them from a data source."""
@@ -145,14 +163,16 @@ class Columns:
     def _build(self) -> None:
         fields = self.schema.fields
         self._arrow = [to_arrow(f.dataType) for f in fields]
-        self._values = _restorer([f.dataType for f in fields])
-        self._key_values = _restorer([self.schema[name].dataType for name in self.key])
+        self.values = _restorer([f.dataType for f in fields], self.view)
+        self._key_values = _restorer([self.schema[name].dataType for name in self.key], self.view)
+        prefix = f"{self.within}." if self.within else ""
         at = {name: n for n, name in enumerate(self.names)}
         scope: dict[str, Any] = {
-            f"c{n}": to_internal(f.dataType, f.name, f.nullable) for n, f in enumerate(fields)
+            f"c{n}": to_internal(f.dataType, prefix + f.name, f.nullable, self.view)
+            for n, f in enumerate(fields)
         }
         scope |= {"encode": _encode, "in_order": self._in_order, "no_time": self._no_time}
-        scope["same_zero"] = _same_zero
+        scope |= {"same_zero": _same_zero, "positional": self._positional}
         names = [f"v{n}" for n in range(len(fields))]
         checks = [_check(n, f) for n, f in enumerate(fields)]
         key = [
@@ -165,7 +185,17 @@ class Columns:
         ms = f"{time} // {US_PER_MS}" if time else "0"
         made = f"encode(({''.join(part + ', ' for part in key)}))"
         source = [
-            *_function("payload", "row", [f"{take} = row", *checks, f"return ({take})"]),
+            *_function(
+                "payload",
+                "row",
+                [
+                    "if type(row) is not tuple: row = positional(row)",
+                    f"try: {take} = row",
+                    f"except ValueError: {take} = in_order(row)",
+                    *checks,
+                    f"return ({take})",
+                ],
+            ),
             *_function("key", "row", [f"{take} = row", f"return {made}"]),
             *_function("time", "row", [f"{take} = row", *timing, f"return {ms}"]),
             *_function(
@@ -185,14 +215,17 @@ class Columns:
                 ],
             ),
         ]
-        exec("\n".join(source), scope)  # text made of numbers and quoted names only
-        self._payload: Callable[[Any], Any] = scope["payload"]
-        self._key: Callable[[Any], bytes] = scope["key"]
-        self._time: Callable[[Any], int] = scope["time"]
-        self._pack: Callable[[Any], CoreRow] = scope["pack"]
+        exec(_compiled("\n".join(source)), scope)
+        self.payload, self.pack = scope["payload"], scope["pack"]
+        self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
     def _in_order(self, row: Any) -> Sequence[Any]:
-        return in_order(row, self.names, "", self.schema.simpleString())
+        return in_order(row, self.names, self.within, self.schema.simpleString())
+
+    def _positional(self, row: Any) -> tuple[Any, ...]:
+        if isinstance(row, Mapping | str | bytes):
+            raise misfit(self.within or "*", row, f"a sequence of: {', '.join(self.names)}")
+        return tuple(row)
 
     def _no_time(self, value: int | None) -> None:
         shown = None if value is None else self._values_of_time(value)
@@ -202,6 +235,17 @@ class Columns:
         convert = to_python(self.schema[self.event_time].dataType)
         assert convert is not None
         return convert(value)
+
+
+def _columns(schema: t.StructType, key: Any, event_time: str, view: View, within: str) -> Columns:
+    """Columns as they are unpickled: the functions made for them are made again."""
+    return Columns(schema, key, event_time, view=view, within=within)
+
+
+@functools.lru_cache(maxsize=256)  # every process of a trial makes the same functions again
+def _compiled(source: str) -> CodeType:
+    """Source made of numbers and quoted names only."""
+    return compile(source, "<columns>", "exec")
 
 
 def _function(name: str, argument: str, lines: list[str]) -> list[str]:
@@ -216,15 +260,16 @@ def _check(n: int, field: t.StructField) -> str:
     return f"v{n} = c{n}(v{n})"
 
 
-def _restorer(kinds: list[t.DataType]) -> Callable[[Any], tuple[Any, ...]]:
+def _restorer(kinds: list[t.DataType], view: View) -> Callable[[Any], tuple[Any, ...]]:
     """From internal forms to what user code sees; free where they are the same."""
-    converts = {n: convert for n, kind in enumerate(kinds) if (convert := to_python(kind)) is not None}
+    converts = {n: convert for n, kind in enumerate(kinds) if (convert := to_python(kind, view)) is not None}
     if not converts:
         return tuple
     scope: dict[str, Any] = {f"c{n}": convert for n, convert in converts.items()}
     take = ", ".join(f"v{n}" for n in range(len(kinds))) + ","
     lines = [f"if v{n} is not None: v{n} = c{n}(v{n})" for n in converts]
-    exec("\n".join(_function("restore", "row", [f"{take} = row", *lines, f"return ({take})"])), scope)
+    restore = _function("restore", "row", [f"{take} = row", *lines, f"return ({take})"])
+    exec(_compiled("\n".join(restore)), scope)
     return scope["restore"]  # type: ignore[no-any-return]
 
 
@@ -259,4 +304,4 @@ def _same_zero(value: Any) -> Any:
     return tuple(map(_same_zero, value)) if type(value) in (tuple, list) else value
 
 
-__all__ = ["BadRow", "Columns", "as_struct", "parse_ddl", "row_maker"]
+__all__ = ["BadRow", "Columns", "Schema", "as_struct", "parse_ddl", "row_maker"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
-from tiercel.core.keyed import Handle
+from tiercel.core.keyed import Codec, Handle, kept_as_given
 from tiercel.core.records import Key, Row
 
 
@@ -49,8 +49,14 @@ class PlainCode:
     def __init__(self, processor: Any) -> None:
         self.processor = processor
 
+    def state_codec(self, name: str, schema: Any) -> Codec:
+        return kept_as_given(name, schema)
+
     def user_key(self, key: Key) -> tuple[Key]:
         return (key,)
+
+    def timer_key(self, user_key: tuple[Key]) -> tuple[Key]:
+        return user_key
 
     def user_rows(self, rows: list[Row]) -> Iterator[tuple[int, Any]]:
         return iter([(row[1], row[2]) for row in rows])

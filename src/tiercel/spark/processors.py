@@ -1,0 +1,129 @@
+"""A user's processor before it runs: is it one, does it start, which state does it declare.
+
+Responsible for: the pass over `init` that Spark makes on its driver too, and its errors.
+Not responsible for: running it (border.py).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark import cloudpickle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from tiercel.core.keyed import Codec, Handle, ListState, MapState, ValueState
+from tiercel.errors import UserError
+from tiercel.spark.conversion import View
+from tiercel.spark.ddl import parse_ddl
+from tiercel.spark.rows import row_maker
+from tiercel.spark.schema import Columns
+
+TIME_MODES = ("none", "processingTime", "eventTime")
+StateKind = Literal["value", "list", "map"]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One state variable as `init` declared it."""
+
+    name: str
+    kind: StateKind
+    schema: StructType
+    key_schema: StructType | None = None  # of a map
+    ttl_ms: int | None = None
+
+
+def state_columns(name: str, schema: StructType | str) -> Columns:
+    """The codec of a state variable's values: columns as user code sees them, kept in internal form."""
+    if not isinstance(schema, StructType):
+        if not isinstance(schema, str):
+            raise UserError(f"state variable {name!r}: schema {schema!r}", expected="a StructType or text")
+        schema = parse_ddl(schema)
+    return Columns(schema, view=View.STATE, within=name)
+
+
+def state_codec(name: str, schema: StructType | str) -> Codec:
+    """How the core keeps this variable. Reading is free when no column needs a conversion."""
+    columns = state_columns(name, schema)
+    make, show = row_maker(columns.names), columns.values
+    if columns.plain:
+        return Codec(columns.payload, None, make)
+    return Codec(columns.payload, show, lambda kept: make(show(kept)))
+
+
+class _Recorder(Handle):
+    """Writes down what `init` declares."""
+
+    def __init__(self, time_mode: str) -> None:
+        super().__init__(time_mode, state_codec)
+        self.variables: list[Variable] = []
+
+    def getValueState(
+        self, stateName: str, schema: Any = None, ttlDurationMs: int | None = None
+    ) -> ValueState:
+        state = super().getValueState(stateName, schema, ttlDurationMs)
+        self._record(stateName, "value", schema, None, ttlDurationMs)
+        return state
+
+    def getListState(self, stateName: str, schema: Any = None, ttlDurationMs: int | None = None) -> ListState:
+        state = super().getListState(stateName, schema, ttlDurationMs)
+        self._record(stateName, "list", schema, None, ttlDurationMs)
+        return state
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: Any = None,
+        valueSchema: Any = None,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        state = super().getMapState(stateName, userKeySchema, valueSchema, ttlDurationMs)
+        self._record(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
+        return state
+
+    def _record(self, name: str, kind: StateKind, schema: Any, key_schema: Any, ttl_ms: int | None) -> None:
+        keys = None if key_schema is None else state_columns(name, key_schema).schema
+        self.variables.append(Variable(name, kind, state_columns(name, schema).schema, keys, ttl_ms))
+
+
+def check_processor(processor: Any, time_mode: str = "none") -> tuple[Variable, ...]:
+    """Start and close a copy of it; the state variables that it declares. UserError if it cannot run."""
+    if isinstance(processor, type):
+        what = f"{processor.__name__} is a class"
+        raise UserError(what, expected="a processor", hint=f"write {processor.__name__}()")
+    name = type(processor).__name__
+    if not isinstance(processor, StatefulProcessor):
+        what = f"{processor!r:.80} ({name}) is no processor"
+        hint = "derive its class from pyspark.sql.streaming.StatefulProcessor"
+        raise UserError(what, expected="a StatefulProcessor", hint=hint)
+    if time_mode not in TIME_MODES:
+        raise UserError(f"time mode {time_mode!r}", expected=f"one of: {', '.join(TIME_MODES)}")
+    copied = pickle.loads(pickled(processor))
+    handle = _Recorder(time_mode)
+    expected = "an init that only declares state variables and prepares the processor"
+    _or_user_error(f"init of {name} failed", expected, lambda: copied.init(handle))
+    _or_user_error(f"close of {name} failed", "a close that lets go what init made", copied.close)
+    return tuple(handle.variables)
+
+
+def pickled(code: Any) -> bytes:
+    """User code, or a plan that holds it, as it travels to where it runs."""
+    expected = "code that can be pickled: what cannot (connections, locks) is made in init"
+    found = _or_user_error(
+        f"{type(code).__name__} cannot be sent to where it runs",
+        expected,
+        lambda: cloudpickle.dumps(code),  # type: ignore[no-untyped-call]
+    )
+    assert isinstance(found, bytes)
+    return found
+
+
+def _or_user_error(what: str, expected: str, attempt: Callable[[], Any]) -> Any:
+    try:
+        return attempt()
+    except Exception as error:
+        raise UserError(f"{what}: {type(error).__name__}: {error}", expected=expected) from error
