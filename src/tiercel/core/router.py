@@ -11,6 +11,7 @@ operators' inboxes and the stream's output log -> `Publish` to subscribers once 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, assert_never, cast
 
 from tiercel.core import messages as m
@@ -26,6 +27,7 @@ from tiercel.core.events import (
     TimerFired,
 )
 from tiercel.core.faults import CoreBug, within
+from tiercel.core.feed import Phase
 from tiercel.core.lanes import Lane
 from tiercel.core.movedesk import MoveDesk
 from tiercel.core.records import StreamEntry
@@ -48,7 +50,7 @@ class Router(MoveDesk):
     ) -> None:
         super().__init__(site, topology, settings, incarnation)
         self._retrying = False
-        self._unsynced: list[tuple[int, dict[str, int], list[tuple[Lane, int]]]] = []
+        self._unsynced: deque[tuple[int, dict[str, int], list[tuple[Lane, int]]]] = deque()
         self.boot = recover_router(self, items)
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
@@ -59,10 +61,10 @@ class Router(MoveDesk):
             boot(step)
         released: list[Effect] = []
         match event:
-            case Received(sender=sender, message=message):
-                self.on_message(step, sender, message)
-            case Durable(seq=seq):
-                released = self._on_durable(step, seq)
+            case Received():
+                self.on_message(step, event.sender, event.message)
+            case Durable():
+                released = self._on_durable(step, event.seq)
             case LogRead(inbox=name, reader=reader, entries=entries):
                 if reader.startswith("shadow|"):
                     departure = self.departures.get(reader[7:])
@@ -92,6 +94,9 @@ class Router(MoveDesk):
                 self.on_produce(step, sender, message)
             case m.Outputs():
                 self.on_outputs(step, message)
+            case m.Consumed():
+                if message.stream in self.streams:
+                    self.streams[message.stream].consumed(step, sender, message.offset)
             case m.MoveOutputs():
                 self.on_move_outputs(step, message)
             case m.LaneFrame():
@@ -111,9 +116,6 @@ class Router(MoveDesk):
             case m.Subscribe():
                 if message.stream in self.streams:
                     self.streams[message.stream].subscribe(step, sender, message.after)
-            case m.Consumed():
-                if message.stream in self.streams:
-                    self.streams[message.stream].consumed(step, sender, message.offset)
             case m.Attach():
                 self.on_attach(step, message)
             case m.Resume():
@@ -135,7 +137,7 @@ class Router(MoveDesk):
             for feed in inbox.feeds.values():
                 if feed.pending:
                     feed.flush(step)
-                if feed.wants_read():
+                if feed.phase is Phase.CATCHING_UP and feed.wants_read():
                     feed.reading = True
                     step.read_log(inbox.name, feed.cursor, self.settings.read_entries_max, feed.instance)
         if (self.departures or self.arrivals) and not self._retrying:
@@ -157,12 +159,13 @@ class Router(MoveDesk):
     def _on_durable(self, step: Step, seq: int) -> list[Effect]:
         released = self.journal.durable_through(seq)
         while self._unsynced and self._unsynced[0][0] <= seq:
-            _, offsets, ends = self._unsynced.pop(0)
+            _, offsets, ends = self._unsynced.popleft()
             for name, offset in offsets.items():
                 self.inboxes[name].durable = max(self.inboxes[name].durable, offset)
             for lane, n in ends:
                 lane.durable_n = max(lane.durable_n, n)
-        self.pump(step)
+        if self.lanes:
+            self.pump(step)
         for stream in self.streams.values():
             stream.durable(step, seq)
         return released

@@ -27,7 +27,7 @@ class Traffic(Site):
             if message.rows:
                 self.take_in(step, message.stream, message.rows, initial=message.initial)
             if message.watermark_ms is not None:
-                for operator in self.topology.consumers(message.stream):
+                for operator in self.consumers(message.stream):
                     sources = self.promises[operator].sources
                     sources[message.producer] = max(sources.get(message.producer, -1), message.watermark_ms)
                     step.put(("source", operator, message.producer), sources[message.producer])
@@ -41,7 +41,7 @@ class Traffic(Site):
             self.producers.acknowledge(step, to, producer, early=self.mutant == "acknowledged-too-early")
 
     def congested(self, stream: str) -> bool:
-        for operator in self.topology.consumers(stream):
+        for operator in self.consumers(stream):
             if self.inboxes[operator].backlog_rows > self.settings.backlog_rows_max:
                 return True
             for (_, inbox), lane in self.lanes.items():
@@ -59,7 +59,7 @@ class Traffic(Site):
 
     def take_in(self, step: Step, stream: str, rows: list[Row], *, initial: bool = False) -> None:
         """Rows of a stream, to every operator that reads it."""
-        for operator in self.topology.consumers(stream):
+        for operator in self.consumers(stream):
             inbox = self.inboxes[operator]
             if initial:
                 rows = [(r[0], INITIAL, r[2]) for r in rows]
@@ -81,7 +81,7 @@ class Traffic(Site):
             self.take(step, known)
             return
         inbound = self.inbound[frame] = Inbound(frame)
-        for operator in self.topology.consumers(message.stream):
+        for operator in self.consumers(message.stream):
             inbox = self.inboxes[operator]
             rows = [
                 (key, event_time, payload, message.source, n, inbox.table.route(key).epoch)
@@ -160,7 +160,7 @@ class Traffic(Site):
         """Admitted outputs: to the next operators' inboxes and the output log, all in this write."""
         if outputs:
             stream = self.topology.operators[operator].output
-            if self.topology.consumers(stream):
+            if self.consumers(stream):
                 self.take_in(step, stream, [o.row for o in outputs])
             self.log_outputs(step, stream, outputs)
 
@@ -298,7 +298,7 @@ class Traffic(Site):
     def unsettled_outputs(self, operator: str) -> set[FrameId]:
         """Frames with this operator's outputs that are not yet where they belong."""
         stream = self.topology.operators[operator].output
-        concerned = {stream, self.topology.operators[operator].dead_letters, *self.topology.consumers(stream)}
+        concerned = {stream, self.topology.operators[operator].dead_letters, *self.consumers(stream)}
         return {
             (lane.to, lane.inbox, n)
             for lane in self.lanes.values()
