@@ -27,7 +27,8 @@ from tiercel.core.events import (
     TimerFired,
 )
 from tiercel.core.faults import CoreBug, within
-from tiercel.core.feed import Phase
+from tiercel.core.feed import LIVE
+from tiercel.core.inbox import Inbox
 from tiercel.core.lanes import Lane
 from tiercel.core.movedesk import MoveDesk
 from tiercel.core.records import StreamEntry
@@ -50,7 +51,7 @@ class Router(MoveDesk):
     ) -> None:
         super().__init__(site, topology, settings, incarnation)
         self._retrying = False
-        self._unsynced: deque[tuple[int, dict[str, int], list[tuple[Lane, int]]]] = deque()
+        self._unsynced: deque[tuple[int, list[tuple[Inbox, int]], list[tuple[Lane, int]]]] = deque()
         self.boot = recover_router(self, items)
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
@@ -137,7 +138,7 @@ class Router(MoveDesk):
             for feed in inbox.feeds.values():
                 if feed.pending:
                     feed.flush(step)
-                if feed.phase is Phase.CATCHING_UP and feed.wants_read():
+                if feed.phase is not LIVE and feed.wants_read():
                     feed.reading = True
                     step.read_log(inbox.name, feed.cursor, self.settings.read_entries_max, feed.instance)
         if (self.departures or self.arrivals) and not self._retrying:
@@ -145,9 +146,9 @@ class Router(MoveDesk):
             step.timer("retry", step.now_ms + self.settings.retry_ms)
         if step.puts or step.deletes:
             seq = self.journal.written + 1
-            offsets = {
-                name: inbox.offset for name, inbox in self.inboxes.items() if inbox.offset > inbox.durable
-            }
+            offsets = [
+                (inbox, inbox.offset) for inbox in self.inboxes.values() if inbox.offset > inbox.durable
+            ]
             ends = [
                 (lane, lane.next_n - 1) for lane in self.lanes.values() if lane.next_n - 1 > lane.durable_n
             ]
@@ -160,8 +161,8 @@ class Router(MoveDesk):
         released = self.journal.durable_through(seq)
         while self._unsynced and self._unsynced[0][0] <= seq:
             _, offsets, ends = self._unsynced.popleft()
-            for name, offset in offsets.items():
-                self.inboxes[name].durable = max(self.inboxes[name].durable, offset)
+            for inbox, offset in offsets:
+                inbox.durable = max(inbox.durable, offset)
             for lane, n in ends:
                 lane.durable_n = max(lane.durable_n, n)
         if self.lanes:
