@@ -7,10 +7,12 @@ One turn of the loop:
 
     frames of all peers --> events --> machine --> effects --> one commit --> Durable --> machine
                                                        |                                    |
-                                                       +--> one write per peer <------------+
+                                                       v                                    v
+                                               one write per peer                  one write per peer
 
 A turn takes everything that has arrived, so batches grow under load by themselves; with nothing
-waiting a message leaves in the same turn it came in.
+waiting a message leaves in the same turn it came in. What need not be durable leaves before the commit:
+the instances work while the router writes.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, assert_never
 
 from tiercel.core.effects import (
@@ -140,8 +143,7 @@ class Host:
         self._planned = False
         self._out: dict[str, list[Message]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._lingered = False  # what has waited for company leaves now
-        self._linger: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None  # then what has waited for company leaves
         self._syncing = False
         self._durable = 0
 
@@ -184,7 +186,7 @@ class Host:
             self._ended.set_result(reason)
 
     async def _look_whether_wanted(self) -> None:
-        while not self._registry.dismissed(self.name):  # noqa: ASYNC110 - another process makes the file
+        while not self._registry.dismissed(self.name):
             await asyncio.sleep(LOOK_S)
             if self._meter is not None:
                 self._meter.tick(self.busy_s)
@@ -231,6 +233,9 @@ class Host:
         try:
             self._work(begun + TURN_MS_MAX / 1e3)
             self._leave()
+            if self._store is not None and self._store.written < self._store.queued:
+                self._commit(self._store)
+                self._leave()
         except Exception as error:
             log.exception("%s failed; its last words:\n%s", self.name, "\n".join(self.story))
             if not self._ended.done():
@@ -255,34 +260,34 @@ class Host:
                 self._drop(event.sender)
             if time.monotonic() > until_s:
                 break
-        store = self._store
-        if store is None:
-            return
+
+    def _commit(self, store: Store) -> None:
+        """Until nothing is left to write; what a machine does when something is durable may be more of it."""
         while store.written < store.queued:
             seq = store.commit()
             if store.durability == "disk":
                 self._sync()
                 return
-            self._perform(machine.on_event(Durable(seq), clock()))
+            self._perform(self.machine.on_event(Durable(seq), self._clock()))
 
-    def _leave(self) -> None:
-        """Everything that was said in this turn, in one write per peer."""
+    def _leave(self, *, lingered: bool = False) -> None:
+        """Everything that was said so far, in one write per peer."""
+        if not self._out:
+            return
         staying: dict[str, list[Message]] = {}
         for peer, messages in self._out.items():
-            if len(messages) == 1 and type(messages[0]) in CAN_LINGER and not self._lingered:
+            if not lingered and len(messages) == 1 and type(messages[0]) in CAN_LINGER:
                 staying[peer] = messages
             elif (link := self._links.get(peer)) is not None:
                 link.send(messages)
         self._out = staying
-        self._lingered = False
         if staying and self._linger is None:
             self._linger = self._loop.call_later(LINGER_S, self._stop_lingering)
 
     def _stop_lingering(self) -> None:
         self._linger = None
-        self._lingered = True
         if not self._ended.done():
-            self._leave()
+            self._leave(lingered=True)
 
     def _drop(self, peer: str) -> None:
         link = self._links.get(peer)
