@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import tempfile
 import threading
 import time
@@ -26,7 +25,7 @@ from time import monotonic_ns
 import msgspec
 import uvloop
 
-from tiercel.bench.averages import SITE, border, topology
+from tiercel.bench.averages import SITE, plan, topology
 from tiercel.bench.load import PRODUCER, TICK_NS, Load
 from tiercel.bench.report import Line, options, percentile, tell
 from tiercel.core.events import TimerFired
@@ -35,8 +34,8 @@ from tiercel.core.records import KeySet
 from tiercel.core.routing import RoutingTable
 from tiercel.core.settings import Settings
 from tiercel.runtime.host import Host
-from tiercel.runtime.registry import Registry
-from tiercel.spark.hosting import Deployment, Hosting
+from tiercel.runtime.place import Manifest, Place
+from tiercel.spark.hosting import Hosting
 from tiercel.spark.session import open_session
 
 KEYS, MOVED_KEYS, PROBE_KEYS = 1_000, 100, 20
@@ -44,6 +43,7 @@ RATE = 10_000
 UNDER_WAY_MAX = 20_000  # closed loop: 40 frames of 500
 STARTUP_S = 3.0  # thrown away: imports, first allocations, caches
 WAIT_S_MAX = 30.0
+TOPOLOGY = topology(2)
 
 
 class Stuck(Exception):
@@ -154,8 +154,8 @@ async def latency(load: Load, pids: dict[str, int], seconds: float) -> Line:
     return line | spread(latencies(load, began, ended))
 
 
-async def move(load: Load, deployment: Deployment, seconds: float) -> list[Line]:
-    operator = deployment.topology.operators["average"]
+async def move(load: Load, seconds: float) -> list[Line]:
+    operator = TOPOLOGY.operators["average"]
     table = RoutingTable.initial(operator)
     source, destination = operator.instances
     moved = [s for s, key in enumerate(load.keys) if table.route(key).instance == source][:MOVED_KEYS]
@@ -196,18 +196,18 @@ def stoppages(load: Load, members: set[int], since_ns: int, until_ns: int, media
     return sorted(worst.values())
 
 
-async def run(hosting: Hosting, deployment: Deployment, seconds: float) -> list[Line]:
+async def run(hosting: Hosting, place: Place, seconds: float) -> list[Line]:
     load = Load(KEYS)
-    host = Host(PRODUCER, load, deployment.registry, deployment.secret, dials=[SITE])
+    host = Host(PRODUCER, load, place.registry, place.secret, dials=[SITE])
     running = asyncio.create_task(host.run())
-    instances = deployment.topology.operators["average"].instances
+    instances = TOPOLOGY.operators["average"].instances
     addresses = [await asyncio.to_thread(hosting.wait, name) for name in (SITE, *instances)]
     pids = {a.name.partition("@")[2] or "router": a.pid for a in addresses} | {"load": os.getpid()}
     await until(lambda: load.connected, "no connection with the router")
     pacer = Pacer(host, asyncio.get_running_loop())
     pacer.start()
     lines = [await throughput(load, host, pids, seconds), await latency(load, pids, seconds)]
-    lines += await move(load, deployment, seconds)
+    lines += await move(load, seconds)
     verdict = {"phase": f"checked {load.received:,} outputs: {load.faults}", "faults": load.faults.total}
     tasks = ", ".join(f"{a.name} pid {a.pid} stage {a.stage} attempt {a.attempt}" for a in addresses)
     pacer.running = False
@@ -222,23 +222,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measured phase")
     parser.add_argument("--durability", choices=("os", "disk"), default="os")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tiercel-slice-", ignore_cleanup_errors=True) as place:
-        deployment = Deployment(
-            topology(2), Settings(), Path(place), secrets.token_bytes(32), given.durability
-        )
-        Registry(deployment.directory / "registry")
+    with tempfile.TemporaryDirectory(prefix="tiercel-slice-", ignore_cleanup_errors=True) as directory:
+        place = Place(directory)
+        place.write(Manifest("slice", TOPOLOGY, {}, Settings(), given.durability))
         spark = open_session("tiercel-slice", slots=4, attempts=3)
-        hosting = Hosting(spark, deployment)
+        hosting = Hosting(spark, place)
         try:
             hosting.start(SITE)
-            for name in deployment.topology.operators["average"].instances:
-                hosting.start(name, border)
+            for name in TOPOLOGY.operators["average"].instances:
+                hosting.start(name, plan())
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                lines = runner.run(run(hosting, deployment, given.seconds))
+                lines = runner.run(run(hosting, place, given.seconds))
         finally:
             hosting.end()
             spark.stop()
-    settings = msgspec.to_builtins(deployment.settings) | {
+    settings = msgspec.to_builtins(Settings()) | {
         "durability": given.durability,
         "keys": KEYS,
         "rate": RATE,

@@ -133,6 +133,10 @@ class Columns:
     def key_of(self, values: Sequence[Any]) -> bytes:
         return self.key_of_payload(self.payload(values))
 
+    def unpack(self, payload: Any) -> tuple[Any, ...]:
+        """The values of a core row's payload, as they are seen."""
+        return self.values(decode_payload(payload))
+
     def key_values(self, key: bytes) -> tuple[Any, ...]:
         """The key columns of a key as user code sees them."""
         return self._key_values(_decode(key))
