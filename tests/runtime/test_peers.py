@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from small import (
     INPUT,
     INSTANCE,
@@ -36,7 +37,6 @@ from small import (
     running,
     until,
 )
-
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect, Send
 from tiercel.core.events import Connected, Disconnected, Event, Received
@@ -163,7 +163,9 @@ def test_who_does_not_know_the_secret_is_dropped(
     assert "does not know this deployment's secret" in caplog.text
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00\x00\x00\x05hello", bytes(1000)])
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00\x00\x00\x05hello", bytes(1000)]
+)
 def test_who_does_not_speak_our_language_is_dropped(
     deployed: Deployed, caplog: pytest.LogCaptureFixture, garbage: bytes
 ) -> None:
@@ -262,9 +264,212 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(UserError, match=f"cloud cannot listen at 127.0.0.1, port {port}: another process"):
+        with pytest.raises(UserError, match=f"cloud cannot listen at 127.0.0.1, port {port}: another"):
             asyncio.run(router_host(place, port=port).run())
     with running(router_host(place, port=port)):
         address = place.registry.find(SITE)
         assert address is not None
         assert address.port == port
+
+
+# -- who dials whom ---------------------------------------------------------------------------
+
+
+class Noting:
+    """A machine that notes who comes and goes, and what it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.say: list[Effect] = []
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        self.events.append(event)
+        said, self.say = self.say, []
+        return said
+
+    def connected(self, peer: str) -> bool:
+        about = [e for e in self.events if isinstance(e, Connected | Disconnected) and e.peer == peer]
+        return bool(about) and isinstance(about[-1], Connected)
+
+
+def test_peers_are_dialled_as_they_appear(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    early, late = Noting(), Noting()
+    with running(Host("op@cloud#1", early, registry, b"secret", dials=registry.names)):
+        assert registry.names() == ["op@cloud#1"]
+        for _ in range(2):
+            with running(Host("op@cloud#2", late, registry, b"secret")):
+                assert registry.names() == ["op@cloud#1", "op@cloud#2"]
+                until(lambda: early.connected("op@cloud#2") and late.connected("op@cloud#1"))
+            until(lambda: not early.connected("op@cloud#2"))
+
+
+def test_peers_that_are_no_longer_wanted_are_no_longer_dialled(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    wanted = {"a", "b"}
+    noting = Noting()
+    with running(Host("host", noting, registry, b"secret", dials=lambda: wanted)):
+        with running(Host("a", Noting(), registry, b"secret"), Host("b", Noting(), registry, b"secret")):
+            until(lambda: noting.connected("a") and noting.connected("b"))
+            wanted.discard("b")
+            time.sleep(2 * peers.LOOK_S)
+            assert noting.connected("b")  # what is connected stays so
+        until(lambda: not noting.connected("a") and not noting.connected("b"))
+        with running(Host("a", Noting(), registry, b"secret"), Host("b", Noting(), registry, b"secret")):
+            until(lambda: noting.connected("a"))
+            time.sleep(2 * peers.LOOK_S)
+            assert not noting.connected("b")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_that_dial_each_other_keep_the_same_link(tmp_path: Path, seed: int) -> None:
+    registry = Registry(tmp_path)
+    machines = {name: Noting() for name in ("a", "b")}
+    order = ["a", "b"] if seed % 2 else ["b", "a"]
+    hosts = {n: Host(n, machines[n], registry, b"secret", dials=["a", "b"]) for n in order}
+
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(hosts[n].run()) for n in order]  # in one loop, so they really cross
+        try:
+            while not (machines["a"].connected("b") and machines["b"].connected("a")):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+            counts = [len(machine.events) for machine in machines.values()]
+            kept = [hosts["a"]._peers.links["b"], hosts["b"]._peers.links["a"]]
+            assert kept[0].dialler == kept[1].dialler
+            for name, other in (("a", "b"), ("b", "a")):
+                machines[name].say = [Send(other, m.RangeQuery(f"from {name}"))]
+                hosts[name].take(Connected("nobody"))  # anything, so that it speaks
+            while not all(isinstance(machine.events[-1], Received) for machine in machines.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert [
+                len(machine.events) - n for machine, n in zip(machines.values(), counts, strict=True)
+            ] == [2, 2]
+        finally:
+            for host in hosts.values():
+                host.end("over")
+            await asyncio.gather(*tasks)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_of_two_crossing_links_the_one_of_the_smaller_name_stays(tmp_path: Path) -> None:
+    """Whatever order they open in: both sides look only at what both know."""
+
+    async def scenario() -> None:
+        board = Host("b", Noting(), Registry(tmp_path), b"secret")._peers
+        by_a, by_b, again = (link.Link(board, expected) for expected in (None, "a", None))
+        by_a.peer = again.peer = "a"
+        assert (by_a.dialler, by_b.dialler) == ("a", "b")
+        assert board._prefers(by_a, by_b)
+        assert not board._prefers(by_b, by_a)
+        assert not board._prefers(by_a, again)  # it dialled again: it has lost the older one
+        by_b.peer_life = 2  # a newer process, whoever dialled
+        assert not board._prefers(by_a, by_b)
+        assert board._prefers(by_b, by_a)
+
+    asyncio.run(scenario())
+
+
+# -- a process that is killed -----------------------------------------------------------------
+
+CHILD = """
+    import asyncio, logging, sys
+    from pathlib import Path
+    sys.path.insert(0, {tests!r})
+    from small import router_host, instance_host
+    from tiercel.runtime.place import Place
+    asyncio.run({make}(Place(Path({place!r}))).run())
+"""
+
+
+def start(place: Place, make: str) -> subprocess.Popen[bytes]:
+    tests = str(Path(__file__).resolve().parent.parent)
+    code = textwrap.dedent(CHILD).format(tests=tests, make=make, place=str(place.directory))
+    return subprocess.Popen([sys.executable, "-c", code], env=dict(os.environ))
+
+
+@pytest.mark.parametrize("killed", ["router_host", "instance_host"])
+def test_a_process_that_is_killed_comes_back_with_a_new_life_and_nothing_is_lost_or_doubled(
+    tmp_path: Path, killed: str
+) -> None:
+    place = make_place(tmp_path)
+    name = SITE if killed == "router_host" else INSTANCE
+    other = instance_host if killed == "router_host" else router_host
+    lives = []
+    child = start(place, killed)
+    try:
+        with running(other(place)):
+            until(lambda: place.registry.find(name) is not None)
+            with stream_beside(place) as stream:
+                for _ in range(2):
+                    stream.assert_goes_on()
+                    address = place.registry.find(name)
+                    assert address is not None
+                    lives.append(address.life)
+                    child.send_signal(signal.SIGKILL)
+                    child.wait()
+                    child = start(place, killed)
+                    stream.assert_goes_on()
+            address = place.registry.find(name)
+            assert address is not None
+            assert [*lives, address.life] == [1, 2, 3]
+    finally:
+        child.kill()
+        child.wait()
+
+
+# -- TLS --------------------------------------------------------------------------------------
+
+
+def openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+def make_authority(directory: Path, name: str) -> TlsFiles:
+    """An authority and one certificate of it, for everyone."""
+    directory.mkdir()
+    path = {n: str(directory / n) for n in ("ca.pem", "ca.key", "our.pem", "our.key", "our.csr")}
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl(
+        *("req", "-x509", *curve, "-subj", f"/CN={name}", "-days", "2"),
+        *("-keyout", path["ca.key"], "-out", path["ca.pem"]),
+    )
+    openssl("req", *curve, "-subj", "/CN=member", "-keyout", path["our.key"], "-out", path["our.csr"])
+    openssl(
+        *("x509", "-req", "-in", path["our.csr"], "-CA", path["ca.pem"], "-CAkey", path["ca.key"]),
+        *("-CAcreateserial", "-days", "2", "-out", path["our.pem"]),
+    )
+    return TlsFiles(path["our.pem"], path["our.key"], path["ca.pem"])
+
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the CA")
+
+
+@needs_openssl
+def test_with_tls_rows_come_through_and_strangers_do_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = make_authority(tmp_path / "ours", "ours")
+    others = make_authority(tmp_path / "others", "others")
+    place = make_place(tmp_path / "storage")
+    place.write(msgspec.structs.replace(place.manifest(), tls=tls))
+    with running(router_host(place, tls=tls), instance_host(place, tls=tls)), stream_beside(place):
+        address = place.registry.find(SITE)
+        assert address is not None
+        assert address.local == ""  # no way around TLS
+        noting = Noting()
+        impostor = Host("x", noting, place.registry, place.secret, dials=[SITE], tls=others, listens=False)
+        plain = Host("y", noting, place.registry, place.secret, dials=[SITE], listens=False)
+        with running(impostor, plain):
+            until(lambda: caplog.text.count("TLS fails") >= 2)
+        assert noting.events == []
+    assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+
+
+def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    missing = TlsFiles("our.pem", "our.key", "ca.pem")
+    place.write(msgspec.structs.replace(place.manifest(), tls=missing))
+    with pytest.raises(UserError, match=r"TLS cannot use our\.pem, our\.key and ca\.pem"):
+        Subscriber(place, OUTPUT)
