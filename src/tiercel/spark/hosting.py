@@ -85,6 +85,7 @@ def build_host(place: Place, name: str, plan: OperatorPlan | None) -> Host:
         dials=peers,
         store=store,
         bind=manifest.bind,
+        tls=manifest.tls,
         metrics=place.metrics,
     )
 
