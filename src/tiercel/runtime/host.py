@@ -67,9 +67,12 @@ STORY_MAX = 200  # notes kept for the report of a failure
 
 
 class Machine(Protocol):
-    """What a host drives."""
+    """What a host drives. With `on_events` as well, it takes several in one step, as many as it sees fit."""
 
     def on_event(self, event: Event, now_ms: float) -> Sequence[Effect]: ...
+
+
+OnEvents = Callable[[deque[Event], float], Sequence[Effect]]
 
 
 class MissingStore(AssertionError):
@@ -116,6 +119,7 @@ class Host:
     ) -> None:
         self.name = name
         self.machine = machine
+        self._on_events: OnEvents = getattr(machine, "on_events", self._one_event)
         self.ended_because = ""
         self.story: deque[str] = deque(maxlen=STORY_MAX)
         self.turns = self.events = 0
@@ -247,12 +251,13 @@ class Host:
         self.busy_s += time.monotonic() - begun
 
     def _work(self, until_s: float) -> None:
-        waiting, machine, clock = self._waiting, self.machine, self._clock
+        waiting, clock = self._waiting, self._clock
         while waiting:
-            event = waiting.popleft()
-            self.events += 1
+            event, before = waiting[0], len(waiting)
             try:
-                self._perform(machine.on_event(event, clock()))
+                effects = self._on_events(waiting, clock())
+                self.events += before - len(waiting)
+                self._perform(effects)
             except ProtocolViolation as violation:
                 if not isinstance(event, Received):
                     raise
@@ -260,6 +265,9 @@ class Host:
                 self._drop(event.sender)
             if time.monotonic() > until_s:
                 break
+
+    def _one_event(self, waiting: deque[Event], now_ms: float) -> Sequence[Effect]:
+        return self.machine.on_event(waiting.popleft(), now_ms)
 
     def _commit(self, store: Store) -> None:
         """Until nothing is left to write; what a machine does when something is durable may be more of it."""
