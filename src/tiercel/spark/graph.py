@@ -27,7 +27,6 @@ from tiercel.spark.schema import Columns
 
 TIME_MODES = ("none", "processingTime", "eventTime")
 ON_ERROR = ("dead-letter", "fail", "retry")
-DEAD_LETTERS = "reason string, key binary, offset long, row binary"
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 CoreRow = tuple[bytes, int, Any]
 Schema = t.StructType | str  # a StructType, or text such as "car string, speed double"
 US_PER_MS = 1000
+DEAD_LETTER_SCHEMA = "reason string, key binary, offset bigint, row binary"  # as core/engine.py makes them
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
@@ -320,6 +321,7 @@ def _same_zero(value: Any) -> Any:
 
 
 __all__ = [
+    "DEAD_LETTER_SCHEMA",
     "BadRow",
     "Columns",
     "Schema",

@@ -22,7 +22,6 @@ from tiercel.errors import UserError
 from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.ends import RowProducer, RowSubscriber
 from tiercel.spark.graph import (
-    DEAD_LETTERS,
     ON_ERROR,
     TIME_MODES,
     OperatorDeclaration,
@@ -31,16 +30,13 @@ from tiercel.spark.graph import (
     watermark_delay_ms,
 )
 from tiercel.spark.processors import check_processor
-from tiercel.spark.schema import Columns
+from tiercel.spark.schema import DEAD_LETTER_SCHEMA, Columns, Schema
 from tiercel.spark.seam import grouped_frame
 from tiercel.spark.stateless import PassOn
 from tiercel.spark.steps import Step
 
 if TYPE_CHECKING:
     from tiercel.spark.live import Live
-
-Schema = StructType | str
-
 
 def parse_schema(schema: Schema, what: str) -> StructType:
     """A StructType, or DDL text as Spark reads it."""
@@ -218,7 +214,7 @@ class LiveStream:
         home = names[0].rpartition("@")[2].partition("#")[0]
         if initial is not None:
             graph.add_stream(StreamDeclaration(f"{name}.initial", initial_columns, home))
-        letters = Columns(parse_schema(DEAD_LETTERS, "dead letters"))
+        letters = Columns(DEAD_LETTER_SCHEMA)
         graph.add_stream(StreamDeclaration(f"{name}.dead", letters, home, None, name, logged=True))
         return live.declare(StreamDeclaration(f"{name}.out", columns, home, None, name, logged=True))
 
