@@ -22,6 +22,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, assert_never
 
 from tiercel.core.effects import (
@@ -182,7 +183,7 @@ class Host:
             self._ended.set_result(reason)
 
     async def _look_whether_wanted(self) -> None:
-        while not self._registry.dismissed(self.name):  # noqa: ASYNC110 - another process makes the file
+        while not self._registry.dismissed(self.name):  # another process makes the file
             await asyncio.sleep(LOOK_S)
             if self._meter is not None:
                 self._meter.tick(self.busy_s)
