@@ -44,9 +44,6 @@ class Averages:
         }
         self.place.write(Manifest("averages", topology(2), streams, Settings(**settings)))
         self.columns, self.results = Columns.of(streams[INPUT]), Columns.of(streams[OUTPUT])
-        self._plan = OperatorPlan(
-            RunningAverage(), (InputPlan(self.columns),), self.columns.schema, self.results
-        )
         self._hosts = [Running(self._host(SITE))]
         operator = self.place.manifest().topology.operators[OPERATOR]
         self._hosts += [Running(self._host(name)) for name in operator.instances]
@@ -58,7 +55,8 @@ class Averages:
         if name == SITE:
             router = Router(SITE, manifest.topology, manifest.settings, store.life, store.items())
             return Host(SITE, router, place.registry, place.secret, store=store, metrics=place.metrics)
-        instance = Instance(name, operator, Border(self._plan), manifest.settings, store.life)
+        plan = OperatorPlan(RunningAverage(), (InputPlan(self.columns),), self.columns.schema, self.results)
+        instance = Instance(name, operator, Border(plan), manifest.settings, store.life)
         dials = [SITE, *(other for other in operator.instances if other > name)]
         return Host(
             name, instance, place.registry, place.secret, dials=dials, store=store, metrics=place.metrics

@@ -30,7 +30,6 @@ def spark() -> Iterator[SparkSession]:
     session = open_session("test-datasource", slots=4, attempts=3)
     session.conf.set("spark.sql.shuffle.partitions", "1")
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     register(session)
     yield session
     session.stop()

@@ -190,7 +190,7 @@ class Host:
             self._ended.set_result(reason)
 
     async def _look_whether_wanted(self) -> None:
-        while not self._registry.dismissed(self.name):
+        while not self._registry.dismissed(self.name):  # another process makes the file
             await asyncio.sleep(LOOK_S)
             if self._meter is not None:
                 self._meter.tick(self.busy_s)

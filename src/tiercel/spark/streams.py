@@ -38,6 +38,7 @@ from tiercel.spark.steps import Step
 if TYPE_CHECKING:
     from tiercel.spark.live import Live
 
+
 def parse_schema(schema: Schema, what: str) -> StructType:
     """A StructType, or DDL text as Spark reads it."""
     if isinstance(schema, StructType):
