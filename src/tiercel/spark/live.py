@@ -32,12 +32,12 @@ from tiercel.spark.graph import Graph, StreamDeclaration, parse_delay, parse_sit
 from tiercel.spark.hosting import Hosting
 from tiercel.spark.locking import StorageLock
 from tiercel.spark.moves import Moving, Scaling
-from tiercel.spark.schema import Columns
+from tiercel.spark.schema import Columns, Schema
 from tiercel.spark.session import open_session
 from tiercel.spark.slots import check_slots, probe, task_slots
 from tiercel.spark.status import Status, collect_status
 from tiercel.spark.steps import union as union_schema
-from tiercel.spark.streams import Feed, LiveStream, Schema, parse_schema
+from tiercel.spark.streams import Feed, LiveStream, parse_schema
 from tiercel.spark.wishes import Wishes
 
 log = logging.getLogger(__name__)
