@@ -14,6 +14,7 @@ from typing import Any
 from tiercel.bench.averages import INPUT, INPUT_SCHEMA, OUTPUT_SCHEMA, SITE
 from tiercel.bench.averages import RunningAverage as NumberedAverage
 from tiercel.bench.loader import Loader
+from tiercel.core.settings import Settings
 from tiercel.runtime.place import Durability
 from tiercel.spark.hosting import Build
 from tiercel.spark.live import Live, start
@@ -43,9 +44,10 @@ def deployed(
     *,
     durability: Durability = "os",
     build: Build | None = None,
+    settings: Settings | None = None,
 ) -> Iterator[Deployed]:
     """In a temporary directory that is gone afterwards."""
-    with start(spark, [SITE], durability=durability) as live:
+    with start(spark, [SITE], durability=durability, settings=settings) as live:
         if build is not None:
             live.build = build
         stream = live.stream(INPUT, input_schema, key="sensor")

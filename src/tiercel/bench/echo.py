@@ -24,7 +24,7 @@ import numpy as np
 import uvloop
 
 from tiercel.bench.averages import INPUT
-from tiercel.bench.load import BURST_TICKS_MAX, PRODUCER, TICK_NS
+from tiercel.bench.load import BURST_TICKS_MAX, PRODUCER, TICK_NS, due_in_tick
 from tiercel.bench.loader import spread, until
 from tiercel.bench.ticks import Ticks
 from tiercel.bench.worker import Answer, Worker, serve
@@ -117,7 +117,7 @@ class Source(asyncio.Protocol):
         self.sent = 0
         self._buffer = bytearray()
         self._next_ns = 0
-        self._filling = b""
+        self._tick = self._rate = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.WriteTransport = transport  # type: ignore[assignment]
@@ -138,13 +138,16 @@ class Source(asyncio.Protocol):
         for _ in range(BURST_TICKS_MAX):
             if not 0 < self._next_ns <= now:
                 return
-            self._transport.write(HEAD.pack(len(self._filling), self._next_ns) + self._filling)
-            self.sent += 1
+            rows = due_in_tick(self._tick, self._rate)
+            if rows:
+                filling = bytes(max(0, self._frame_bytes + rows * self._row_bytes - HEAD.size))
+                self._transport.write(HEAD.pack(len(filling), self._next_ns) + filling)
+                self.sent += 1
+            self._tick += 1
             self._next_ns += TICK_NS
 
     async def handle(self, question: Answer) -> Answer:
-        rows = question["rate"] * TICK_NS // 1_000_000_000
-        self._filling = bytes(max(0, self._frame_bytes + rows * self._row_bytes - HEAD.size))
+        self._rate, self._tick = question["rate"], 0
         self.due_ns, self.emitted_ns, self.sent = array("q"), array("q"), 0
         self._next_ns = monotonic_ns() + TICK_NS
         await asyncio.sleep(question["warm_s"])
@@ -173,6 +176,8 @@ def main() -> None:
                 runner.run(relay(here, "".join(onward)))
             case ["source", to, frame_bytes, row_bytes]:
                 runner.run(source(to, int(frame_bytes), int(row_bytes)))
+            case wrong:
+                raise ValueError(wrong)
 
 
 if __name__ == "__main__":

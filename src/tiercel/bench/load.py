@@ -35,6 +35,11 @@ MOVE_ENDS = ("done", "aborted", "refused")
 BURST_TICKS_MAX = 50  # a late load makes up for it in pieces; the delay counts as latency
 
 
+def due_in_tick(tick: int, rate: int) -> int:
+    """How many tuples are due in a tick, so that every second has `rate` of them."""
+    return (tick + 1) * rate * TICK_NS // 1_000_000_000 - tick * rate * TICK_NS // 1_000_000_000
+
+
 class Faults(msgspec.Struct):
     """What must not happen, counted."""
 
@@ -74,7 +79,7 @@ class Load:
         self._seq = 0
         self._next_key = 0
         self._next_tick_ns = 0  # 0: no open loop
-        self._per_tick = 0
+        self._rate = 0
         self._probes: Sequence[int] = ()
         self._tick = 0
         self._move: m.MoveRequest | None = None
@@ -83,8 +88,9 @@ class Load:
 
     def start_open_loop(self, rate: int, probes: Sequence[int] = ()) -> None:
         """`rate` tuples a second over all keys; besides, each probe key every 5 ms."""
-        self._per_tick = rate * TICK_NS // 1_000_000_000
+        self._rate = rate
         self._probes = probes
+        self._tick = 0
         self._next_tick_ns = monotonic_ns() + TICK_NS
 
     def stop(self) -> None:
@@ -133,7 +139,7 @@ class Load:
         for _ in range(BURST_TICKS_MAX):
             if not 0 < self._next_tick_ns <= now:
                 break
-            sensors = self._take(self._per_tick)
+            sensors = self._take(due_in_tick(self._tick, self._rate))
             if self._tick % PROBE_TICKS == 0:
                 sensors += self._probes
             if sensors:

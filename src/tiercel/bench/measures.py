@@ -9,6 +9,7 @@ are by due time: a tuple that waits counts where it should have come out.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -98,22 +99,19 @@ def window_p99(outputs: Outputs, begin_ns: int, end_ns: int, width_ns: int) -> l
     """The p99 of each whole window; None where nothing was due."""
     count = max(0, (end_ns - begin_ns) // width_ns)
     place = (outputs.due_ns - begin_ns) // width_ns
-    inside = (0 <= place) & (place < count)
+    inside = (place >= 0) & (place < count)
     place, latency = place[inside], outputs.latency_ms[inside]
     order = np.lexsort((latency, place))
     bounds = np.searchsorted(place[order], np.arange(count + 1))
     ordered = latency[order]
-    return [
-        percentile(ordered[a:b], 0.99) if b > a else None
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
+    return [percentile(ordered[a:b], 0.99) if b > a else None for a, b in itertools.pairwise(bounds)]
 
 
 def window_rates(outputs: Outputs, begin_ns: int, end_ns: int, width_ns: int) -> Any:
     """Outputs per second in each whole window, by emission."""
     count = max(0, (end_ns - begin_ns) // width_ns)
     place = (outputs.emitted_ns - begin_ns) // width_ns
-    inside = place[(0 <= place) & (place < count)]
+    inside = place[(place >= 0) & (place < count)]
     return np.bincount(inside, minlength=count) / (width_ns / 1e9)
 
 

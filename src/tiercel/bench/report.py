@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import subprocess
 import time
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
@@ -91,26 +94,35 @@ def _our_ticks() -> int:
     return sum(used.get(pid, 0) for pid in ours)
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
+def percentile(ordered: Sequence[float] | npt.NDArray[np.float64], share: float) -> float:
     """Nearest rank of a sorted sequence; nan if it is empty."""
     if not len(ordered):
         return float("nan")
     return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 
 
+def median(values: Sequence[float]) -> float:
+    """The middle one, or the mean of the two in the middle."""
+    return round(statistics.median(values), 4)
+
+
 def median_line(lines: Sequence[Line]) -> Line:
-    """Each number by its median over the lines; None where a line has none; the rest as in the first."""
+    """Each number by its median over the lines that have it; what is no number as in the first line.
+
+    None where most lines have none: what mostly did not happen has no median.
+    """
     out: Line = {}
     for name, first in lines[0].items():
-        values = [line[name] for line in lines]
-        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
-            out[name] = percentile(sorted(values), 0.5) if isinstance(first, float) else sorted(values)[len(values) // 2]
+        numbers = [line[name] for line in lines if _is_number(line[name])]
+        if len(numbers) > len(lines) / 2:
+            out[name] = median(numbers)
         else:
-            known = sorted(v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
-            out[name] = known[len(known) // 2] if len(known) > len(values) / 2 else (
-                first if isinstance(first, str | bool) else None
-            )
+            out[name] = first if isinstance(first, str) else None
     return out
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def document(name: str, rows: list[Line], settings: Line, **more: Any) -> Line:

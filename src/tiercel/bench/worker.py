@@ -30,6 +30,7 @@ class Worker:
     """A process that runs one of our modules and answers questions, one after the other."""
 
     def __init__(self, module: str, *arguments: object) -> None:
+        self._module = module
         source = str(Path(tiercel.__file__).resolve().parent.parent)
         paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
@@ -50,7 +51,7 @@ class Worker:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            message = f"{self.process.args[2]} ended with {self.process.wait()}"  # type: ignore[index]
+            message = f"{self._module} ended with {self.process.wait()}"
             raise WorkerFailed(message)
         return dict(json.loads(line))
 
