@@ -86,10 +86,12 @@ class Stopping(Instance):
 
     def __init__(self, *facts: Any, stop_ms: float) -> None:
         self._stop_ms = stop_ms
+        self._stopped: set[str] = set()  # moves; a notice that is repeated stops nobody again
         super().__init__(*facts)
 
     def _on_move_message(self, step: Step, message: Any) -> None:
-        if isinstance(message, m.EmitFrom) and self._stop_ms:
+        if isinstance(message, m.EmitFrom) and message.move not in self._stopped:
+            self._stopped.add(message.move)
             time.sleep(self._stop_ms / 1e3)
         super()._on_move_message(step, message)
 
