@@ -89,6 +89,7 @@ class Console:
             dials=list(manifest.topology.sites),
             store=self._store,
             bind=manifest.bind,
+            tls=manifest.tls,
             on_launch=on_launch,
             on_retire=on_retire,
         )

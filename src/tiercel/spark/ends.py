@@ -18,7 +18,7 @@ from tiercel.errors import UserError
 from tiercel.runtime.client import Producer, Subscriber
 from tiercel.runtime.place import Place, StreamFacts
 from tiercel.spark.border import row_maker
-from tiercel.spark.schema import Columns, decode_payload
+from tiercel.spark.schema import Columns
 
 
 def stream_facts(place: Place, stream: str) -> StreamFacts:
@@ -115,11 +115,9 @@ class RowSubscriber:
         return [row for entry in self.client.poll(timeout_s) for row in self._rows(entry)]
 
     def _rows(self, entry: StreamEntry) -> Iterator[Received]:
-        make, values, operator = self._make, self.columns.values, self._operator
+        make, unpack, operator = self._make, self.columns.unpack, self._operator
         for output in entry.outputs:
-            yield Received(
-                make(values(decode_payload(output.row[2]))), entry.offset, identity(operator, output)
-            )
+            yield Received(make(unpack(output.row[2])), entry.offset, identity(operator, output))
 
     def __iter__(self) -> Iterator[Received]:
         for entry in self.client:

@@ -91,6 +91,7 @@ def build_host(
         dials=peers,
         store=store,
         bind=manifest.bind,
+        tls=manifest.tls,
         metrics=place.metrics,
     )
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from tiercel.core.topology import Operator
@@ -22,7 +22,6 @@ from tiercel.errors import UserError
 from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.ends import RowProducer, RowSubscriber
 from tiercel.spark.graph import (
-    DEAD_LETTERS,
     ON_ERROR,
     TIME_MODES,
     OperatorDeclaration,
@@ -31,15 +30,13 @@ from tiercel.spark.graph import (
     watermark_delay_ms,
 )
 from tiercel.spark.processors import check_processor
-from tiercel.spark.schema import Columns
+from tiercel.spark.schema import DEAD_LETTER_SCHEMA, Columns, Schema
 from tiercel.spark.seam import grouped_frame
 from tiercel.spark.stateless import PassOn
 from tiercel.spark.steps import Step
 
 if TYPE_CHECKING:
     from tiercel.spark.live import Live
-
-Schema = StructType | str
 
 
 def parse_schema(schema: Schema, what: str) -> StructType:
@@ -51,10 +48,13 @@ def parse_schema(schema: Schema, what: str) -> StructType:
             f"{what}: {schema!r}", expected="a StructType, or text like 'car string, speed double'"
         )
     try:
-        return StructType.fromDDL(schema)
+        parsed = StructType.fromDDL(schema)
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{what} {schema!r}: {reason}", expected="'name type, name type, ...'") from error
+    if not isinstance(parsed, StructType):
+        raise UserError(f"{what} {schema!r} is one type", expected="'name type, name type, ...'")
+    return parsed
 
 
 class LiveStream:
@@ -215,7 +215,7 @@ class LiveStream:
         home = names[0].rpartition("@")[2].partition("#")[0]
         if initial is not None:
             graph.add_stream(StreamDeclaration(f"{name}.initial", initial_columns, home))
-        letters = Columns(parse_schema(DEAD_LETTERS, "dead letters"))
+        letters = Columns(DEAD_LETTER_SCHEMA)
         graph.add_stream(StreamDeclaration(f"{name}.dead", letters, home, None, name, logged=True))
         return live.declare(StreamDeclaration(f"{name}.out", columns, home, None, name, logged=True))
 
@@ -227,9 +227,12 @@ class LiveStream:
 
     # -- both ends ------------------------------------------------------------------------------
 
-    def feed(self, frame: DataFrame, *, name: str = "", site: str = "", **options: str) -> Feed:
+    def feed(
+        self, frame: DataFrame, *, name: str = "", site: str = "", partitions: int = 1, **options: str
+    ) -> Feed:
         """Let a streaming DataFrame write to this stream, from the deployment on until it ends.
 
+        `partitions`: each costs a Python worker per micro-batch, and only one keeps the order of a source.
         Further options: `trigger` ("1 second"), `checkpoint` (a directory), `badRows`.
         """
         stream = self._written("feed")
@@ -247,9 +250,8 @@ class LiveStream:
         delay = watermark_delay_ms(frame, self.columns.event_time) if self.columns.event_time else None
         if delay is not None:
             self._live.note_delay(stream, delay)
-        feed = Feed(
-            frame.select(*self.columns.names), stream, name or f"tiercel-feed-{stream}", site, options
-        )
+        rows = frame.select(*self.columns.names).coalesce(partitions)
+        feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options)
         self._live.add_feed(feed)
         return feed
 
@@ -315,7 +317,7 @@ class Feed:
         if self.query is not None:
             self.query.stop()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def wait(self, timeout_s: int | None = None) -> bool:
         """Until the query ends by itself (a source that ends, `trigger="once"`)."""
         if self.query is None:
             raise UserError(f"feed {self.name!r} has not started", hint="live.deploy() starts it")
