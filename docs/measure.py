@@ -141,9 +141,11 @@ def filled(text: str) -> str:
 
 
 def source(path: str) -> str:
-    """A Python file as README.md shows it: without its docstring and what it imports for typing."""
+    """A Python file as README.md shows it: without its docstring."""
     text = (ROOT / path).read_text(encoding="utf-8")
-    return f"```python\n{re.sub(r'^\"\"\".*?\"\"\"\n+', '', text, count=1, flags=re.DOTALL).rstrip()}\n```"
+    if text.startswith('"""'):
+        text = text[text.index('"""', 3) + 3 :]
+    return f"```python\n{text.strip()}\n```"
 
 
 def kept_rows(name: str) -> list[dict[str, float]]:
