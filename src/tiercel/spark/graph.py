@@ -7,6 +7,7 @@ Not responsible for: the objects users hold (streams.py), running it (live.py).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -197,12 +198,18 @@ def watermark_delay_ms(frame: DataFrame, column: str) -> int | None:
 
 def key_bytes(columns: Columns, key: object) -> Key:
     """A key as users write it, a value or a tuple of them, in the form the core has it."""
-    fields: list[StructField] = [columns.schema[name] for name in columns.key]
     values = key if isinstance(key, tuple | list) else (key,)
-    if len(values) != len(fields):
+    if len(values) != len(columns.key):
         names = ", ".join(columns.key)
-        raise UserError(f"key {key!r} has {len(values)} columns", expected=f"{len(fields)}: ({names})")
-    return Columns(StructType(fields), columns.key).pack(tuple(values))[0]
+        raise UserError(f"key {key!r} has {len(values)} columns", expected=f"{len(columns.key)}: ({names})")
+    return _key_columns(columns).pack(tuple(values))[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _key_columns(columns: Columns) -> Columns:
+    """Made once for all keys of a request: making the functions for a schema takes most of a millisecond."""
+    fields: list[StructField] = [columns.schema[name] for name in columns.key]
+    return Columns(StructType(fields), columns.key)
 
 
 def check_choice(what: str, value: str, allowed: Sequence[str]) -> None:

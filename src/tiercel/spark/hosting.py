@@ -54,7 +54,13 @@ PAUSE_S = 0.2  # before a job is submitted again
 # -- inside the task --------------------------------------------------------------------------
 
 
-def build_host(place: Place, name: str, plan: OperatorPlan | None) -> Host:
+def build_host(
+    place: Place,
+    name: str,
+    plan: OperatorPlan | None,
+    make_router: Callable[..., Router] = Router,
+    make_instance: Callable[..., Instance] = Instance,
+) -> Host:
     """The machine of that name in its host: a site's router, or with a plan an instance."""
     manifest = place.manifest()
     topology, settings, registry = manifest.topology, manifest.settings, place.registry
@@ -62,14 +68,14 @@ def build_host(place: Place, name: str, plan: OperatorPlan | None) -> Host:
     machine: Machine
     peers: Callable[[], Iterable[str]]
     if plan is None:
-        machine = Router(name, topology, settings, store.life, store.items())
+        machine = make_router(name, topology, settings, store.life, store.items())
         sites = [site for site in topology.sites if site > name]
 
         def peers() -> Iterable[str]:
             return sites
     else:
         operator = topology.operator(operator_of(name))
-        machine = Instance(name, operator, Border(plan), settings, store.life)
+        machine = make_instance(name, operator, Border(plan), settings, store.life)
         router = site_of(name)
 
         def peers() -> Iterable[str]:
@@ -90,6 +96,9 @@ def build_host(place: Place, name: str, plan: OperatorPlan | None) -> Host:
     )
 
 
+Build = Callable[[Place, str, OperatorPlan | None], Host]
+
+
 def executor_here() -> str:
     """The executor of this task: on a cluster it works in a directory named after it."""
     here = Path.cwd()
@@ -97,7 +106,7 @@ def executor_here() -> str:
 
 
 def task(
-    directory: Path, name: str, plan: OperatorPlan | None
+    directory: Path, name: str, plan: OperatorPlan | None, build: Build = build_host
 ) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """What Spark runs for one process; its one row comes out when the process has ended."""
 
@@ -106,7 +115,7 @@ def task(
         for batch in batches:
             context = TaskContext.get()
             assert context is not None
-            host = build_host(Place(directory), name, plan)
+            host = build(Place(directory), name, plan)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(
                     host.run(
@@ -124,8 +133,9 @@ def task(
 class Hosting:
     """The processes of one deployment in one Spark application."""
 
-    def __init__(self, spark: SparkSession, place: Place) -> None:
+    def __init__(self, spark: SparkSession, place: Place, build: Build = build_host) -> None:
         self._spark = spark
+        self._build = build
         self._place = place
         self._registry = place.registry
         self._threads: dict[str, InheritableThread] = {}
@@ -156,7 +166,7 @@ class Hosting:
         context = self._spark.sparkContext
         context.addJobTag(f"tiercel:{name}")
         context.setJobDescription(f"Tiercel: {name}")
-        work = task(self._place.directory, name, plan)
+        work = task(self._place.directory, name, plan, self._build)
         in_a_row = 0
         while name not in self._unwanted:
             begun = time.monotonic()

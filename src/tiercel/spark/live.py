@@ -29,7 +29,7 @@ from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.ends import RowProducer
 from tiercel.spark.graph import Graph, StreamDeclaration, parse_delay, parse_sites
-from tiercel.spark.hosting import Hosting
+from tiercel.spark.hosting import Build, Hosting, build_host
 from tiercel.spark.locking import StorageLock
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns, Schema
@@ -85,6 +85,7 @@ class Live:
         self._durability = durability
         self._settings = (settings or Settings()).validate()
         self._bind = bind
+        self.build: Build = build_host  # what a task hosts; benchmarks put other machines there
         self._feeds: list[Feed] = []
         self._delays: dict[str, int] = {}
         self._lock: StorageLock | None = None
@@ -198,7 +199,7 @@ class Live:
             raise
         self._lock = lock
         register(self.spark)
-        self._hosting = hosting = Hosting(self.spark, self.place)
+        self._hosting = hosting = Hosting(self.spark, self.place, self.build)
         try:
             self.place.registry.clear()
             for site in manifest.topology.sites:
