@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 TICK_NS = 5_000_000  # probe cars report at each of these
-TICKS_PER_ROUND = 20  # the other cars once in so many
-FILE_S = 0.5  # between two files; each has one position of every car that reports through files
+TICKS_PER_ROUND = 40  # the other cars once in so many
+FILE_S = 2.0  # between two files: a micro-batch each, and those are what costs
+FILE_POSITIONS = 4  # of each car in one file
 POLL_S = 0.2
 
 SCHEMA = pa.schema(
@@ -65,7 +66,7 @@ def write_file(path: Path, positions: Sequence[Position]) -> None:
     hidden.rename(path)
 
 
-class Worker(threading.Thread):
+class Chore(threading.Thread):
     """A thread that is asked to end, and whose failure is not silent."""
 
     def __init__(self, name: str) -> None:
@@ -90,7 +91,7 @@ class Worker(threading.Thread):
             raise self.failure
 
 
-class Producing(Worker):
+class Producing(Chore):
     """Half of the cars: probe cars every tick, each of the others once in a round."""
 
     def __init__(self, producer: Sends, probes: Sequence[int], others: Sequence[int]) -> None:
@@ -119,8 +120,8 @@ class Producing(Worker):
         return number, seq, kmh(number, seq), due
 
 
-class Filing(Worker):
-    """The other half: a file with a position of each of them, again and again."""
+class Filing(Chore):
+    """The other half: again and again a file with some positions of each of them."""
 
     def __init__(self, directory: Path, cars: Sequence[int]) -> None:
         super().__init__("demo-filing")
@@ -129,17 +130,22 @@ class Filing(Worker):
 
     @property
     def positions(self) -> int:
-        return self.files * len(self._cars)
+        return self.files * FILE_POSITIONS * len(self._cars)
 
     def work(self) -> None:
         while not self.ending.wait(FILE_S):
             due = monotonic_ns()
-            rows = [(number, self.files, kmh(number, self.files), due) for number in self._cars]
+            first = self.files * FILE_POSITIONS
+            rows = [
+                (number, seq, kmh(number, seq), due)
+                for seq in range(first, first + FILE_POSITIONS)
+                for number in self._cars
+            ]
             write_file(self._directory / f"{self.files:06}.parquet", rows)
             self.files += 1
 
 
-class Listening(Worker):
+class Listening(Chore):
     """Reads the speeds as they become durable, and notes how late those of the producer's cars are."""
 
     def __init__(self, subscriber: Polls, timed: Sequence[int]) -> None:

@@ -36,6 +36,7 @@ TABLES: Final[dict[str, Any]] = {"move": TrackedMove, "scale": Scale, "next_id":
 
 
 T = TypeVar("T")
+Routes = tuple[dict[int, Route], dict[Key, Route]]
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -56,14 +57,17 @@ class Watched(Controller):
         self.answers: dict[str, int] = {}  # site -> how often its router told its tables
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
-        if isinstance(event, Received):
-            if isinstance(event.message, m.MoveStatus):
-                self._remember(event.message)
-            elif isinstance(event.message, m.StatusReply):
-                self.answers[event.sender] = self.answers.get(event.sender, 0) + 1
-                for status in event.message.statuses:
-                    self._remember(status)
-        return super().on_event(event, now_ms)
+        message = event.message if isinstance(event, Received) else None
+        if isinstance(message, m.MoveStatus):
+            self._remember(message)
+        elif isinstance(message, m.StatusReply):
+            for status in message.statuses:
+                self._remember(status)
+        effects = super().on_event(event, now_ms)
+        if isinstance(event, Received) and isinstance(message, m.StatusReply):
+            # Only now: another thread waits for the count, and then reads the tables.
+            self.answers[event.sender] = self.answers.get(event.sender, 0) + 1
+        return effects
 
     def _remember(self, status: m.MoveStatus) -> None:
         story = self.stories.setdefault(status.move, [])
@@ -178,9 +182,16 @@ class Console:
         what = f"no answer from the router of {', '.join(silent)} within {ANSWER_S_MAX:g} s"
         raise UserError(what, hint="live.status() shows whether it runs")
 
-    def routes(self, operator: str) -> tuple[dict[int, Route], dict[Key, Route]]:
-        """Slots and single keys with their owners, as the routers last told."""
-        return dict(self._controller.slots[operator]), dict(self._controller.overrides[operator])
+    def routes(self, operator: str) -> Routes:
+        """Slots and single keys with their owners, as the routers last told.
+
+        Asked in the controller's thread: an answer that is being taken in is there whole or not at all.
+        """
+
+        def read(controller: Controller, _: float) -> tuple[Routes, Sequence[Effect]]:
+            return (dict(controller.slots[operator]), dict(controller.overrides[operator])), ()
+
+        return self._ask(read)
 
 
 ENDED = (MoveState.DONE.value, MoveState.UNDONE.value)
