@@ -63,6 +63,7 @@ class Columns:
     # Functions made for this schema. They are attributes, because a method would add half to their cost.
     pack: Callable[[Mapping[str, Any] | Row | Sequence[Any]], CoreRow]  # BadRow if the row does not fit
     payload: Callable[[Sequence[Any]], Any]  # internal form of values in the order of the columns; checked
+    encoded: Callable[[Sequence[Any]], bytes]  # the payload of such values; checked
     values: Callable[[Any], tuple[Any, ...]]  # of an internal form, as they are seen
     key_of_payload: Callable[[Any], bytes]
     time_of_payload: Callable[[Any], int]
@@ -212,6 +213,16 @@ class Columns:
                     f"return ({take})",
                 ],
             ),
+            *_function(
+                "encoded",
+                "row",
+                [
+                    f"try: {take} = row",
+                    f"except ValueError: {take} = in_order(row)",
+                    *checks,
+                    f"return encode(({take}))",
+                ],
+            ),
             *_function("key", "row", [f"{take} = row", f"return {made}"]),
             *_function("time", "row", [f"{take} = row", *timing, f"return {ms}"]),
             *_function(
@@ -232,7 +243,7 @@ class Columns:
             ),
         ]
         exec(_compiled("\n".join(source)), scope)
-        self.payload, self.pack = scope["payload"], scope["pack"]
+        self.payload, self.pack, self.encoded = scope["payload"], scope["pack"], scope["encoded"]
         self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
     def _in_order(self, row: Any) -> Sequence[Any]:
