@@ -24,7 +24,7 @@ from small import (
 )
 from tiercel.core.records import StreamEntry
 from tiercel.errors import UserError
-from tiercel.runtime import client
+from tiercel.runtime import client, wire
 from tiercel.runtime.client import Producer, Subscriber, stream_range
 from tiercel.runtime.place import Place
 
@@ -324,3 +324,45 @@ def test_what_callers_get_wrong_is_said_clearly(tmp_path: Path, monkeypatch: pyt
         producer.send(["key"])  # type: ignore[list-item]
     with pytest.raises(UserError, match="p is closed"):
         producer.send(rows(0, 1))
+
+
+def test_large_rows_gather_into_frames_that_stay_below_the_limit(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    with (
+        running(router_host(place)),
+        Producer(place, INPUT, name="p") as producer,
+    ):
+        large = [(b"key", 0, "x" * 300_000)] * 10
+        assert producer.send(large) == 4
+        producer.flush()
+        for _ in range(300):
+            producer.send(large[:1])
+        producer.flush()
+        assert producer.acknowledged >= 4 + 100
+
+
+def test_a_frame_above_the_limit_is_refused_and_not_sent_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_place(tmp_path)
+    with running(router_host(place)):
+        producer = Producer(place, INPUT, name="p")
+        monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 10_000)
+        producer.send_frame(1, [(b"key", 0, "x" * 20_000)])
+        with pytest.raises(UserError, match="a frame has at most 10000"):
+            producer.flush()
+        with pytest.raises(UserError, match="a frame has at most 10000"):
+            producer.close()
+
+
+def test_waiting_in_vain_leaves_nothing_behind(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+
+    async def scenario() -> None:
+        async with Subscriber(place, OUTPUT) as subscriber:
+            for _ in range(20):
+                assert await subscriber.poll_async(0.001) == []
+            assert not subscriber._bell._sleepers
+
+    with running(router_host(place)):
+        asyncio.run(scenario())

@@ -25,7 +25,7 @@ from tiercel.core.events import (
     Received,
     TimerFired,
 )
-from tiercel.core.faults import CoreBug, within
+from tiercel.core.faults import CoreBug, ProtocolViolation, within
 from tiercel.core.lanes import Lane
 from tiercel.core.movedesk import MoveDesk
 from tiercel.core.records import StreamEntry
@@ -33,6 +33,13 @@ from tiercel.core.recovery import recover_router
 from tiercel.core.settings import Settings
 from tiercel.core.step import Step
 from tiercel.core.topology import Topology, operator_of
+
+
+def must_be(sender: str, producer: str) -> None:
+    """A producer speaks for itself: whoever used its numbers would make its own frames look known."""
+    if sender != producer:
+        reason = f"it sends as producer {producer!r}"
+        raise ProtocolViolation(reason)
 
 
 class Router(MoveDesk):
@@ -89,6 +96,7 @@ class Router(MoveDesk):
     def on_message(self, step: Step, sender: str, message: Any) -> None:
         match message:
             case m.Produce():
+                must_be(sender, message.producer)
                 self.on_produce(step, sender, message)
             case m.Outputs():
                 self.on_outputs(step, message)
@@ -107,6 +115,7 @@ class Router(MoveDesk):
             case m.Moved():
                 self.on_moved(step, message)
             case m.Hello():
+                must_be(sender, message.producer)
                 self.producers.hello(step, sender, message.producer)
             case m.Subscribe():
                 if message.stream in self.streams:

@@ -39,7 +39,7 @@ class Bell:
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
-        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._sleepers: set[asyncio.Future[None]] = set()  # one per coroutine that waits
 
     def __enter__(self) -> None:
         self._condition.acquire()
@@ -52,10 +52,10 @@ class Bell:
     def ring(self) -> None:
         """Something has changed. With the lock held."""
         self._condition.notify_all()
-        sleepers, self._sleepers = self._sleepers, []
-        for loop, sleeper in sleepers:
+        for sleeper in self._sleepers:
             with contextlib.suppress(RuntimeError):  # that loop has ended, and nobody waits there
-                loop.call_soon_threadsafe(_wake, sleeper)
+                sleeper.get_loop().call_soon_threadsafe(_wake, sleeper)
+        self._sleepers.clear()
 
     def until(self, attempt: Callable[[], T | None], timeout_s: float | None) -> T | None:
         """Try, with the lock held, until it gives something; None when the time is over."""
@@ -72,11 +72,15 @@ class Bell:
                 if result:
                     return result
                 sleeper: asyncio.Future[None] = loop.create_future()
-                self._sleepers.append((loop, sleeper))
+                self._sleepers.add(sleeper)
             left_s = None if give_up is None else give_up - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return result
-            await asyncio.wait([sleeper], timeout=left_s)
+            try:
+                if left_s is not None and left_s <= 0:
+                    return result
+                await asyncio.wait([sleeper], timeout=left_s)
+            finally:
+                with self:
+                    self._sleepers.discard(sleeper)
 
 
 def _wake(sleeper: asyncio.Future[None]) -> None:

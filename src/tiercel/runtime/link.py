@@ -32,7 +32,7 @@ import msgspec
 
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
-from tiercel.runtime.wire import FRAME_BYTES_MAX, Frames, encode_frame, pack
+from tiercel.runtime.wire import FRAME_BYTES_MAX, Frames, encode_frames, pack
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ class Link(asyncio.Protocol):
         transport = self._transport
         if self.phase is not Phase.OPEN or transport is None:
             return
-        transport.write(b"".join([encode_frame(message) for message in messages]))
+        transport.write(b"".join([encode_frames(message) for message in messages]))
         if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             log.warning("%s cuts off %s: it does not read", self._owner.name, self.peer)
             transport.abort()
