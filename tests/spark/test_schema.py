@@ -18,6 +18,7 @@ from pyspark.sql import types as t
 
 from tiercel.errors import UserError
 from tiercel.runtime.place import StreamFacts
+from tiercel.spark.conversion import View
 from tiercel.spark.schema import BadRow, Columns, parse_ddl
 
 NOON = datetime.datetime(2026, 6, 1, 12, tzinfo=datetime.UTC)
@@ -28,6 +29,8 @@ ROW = {"car": "a", "speed": 70.0, "n": 3, "at": NOON}
 def whole(bits: int) -> st.SearchStrategy[int]:
     return st.integers(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
+
+FIRST, LAST = datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30)  # noqa: DTZ001  in every zone
 
 TYPES: list[tuple[t.DataType, st.SearchStrategy[Any]]] = [
     (t.StringType(), st.text()),
@@ -41,7 +44,7 @@ TYPES: list[tuple[t.DataType, st.SearchStrategy[Any]]] = [
     (t.DoubleType(), st.floats(allow_nan=False)),
     (t.DecimalType(20, 3), st.decimals(-(10**16), 10**16, places=3, allow_nan=False)),
     (t.DateType(), st.dates()),
-    (t.TimestampType(), st.datetimes(timezones=st.just(datetime.UTC))),
+    (t.TimestampType(), st.datetimes(FIRST, LAST, timezones=st.just(datetime.UTC))),
     (t.TimestampNTZType(), st.datetimes()),
 ]
 
@@ -82,6 +85,14 @@ def test_a_value_comes_back_from_the_wire_as_it_was(typed_value: tuple[t.DataTyp
     (back,) = columns.values(msgspec.msgpack.decode(wire))
     assert back == value
     assert type(back) is type(value) or isinstance(value, Row)
+
+
+@given(typed_values(), st.sampled_from([View.INPUT, View.STATE]))
+def test_what_user_code_is_shown_can_be_given_back(typed_value: tuple[t.DataType, Any], view: View) -> None:
+    kind, value = typed_value
+    payload = Columns(t.StructType([t.StructField("x", kind)])).payload((value,))
+    columns = Columns(t.StructType([t.StructField("x", kind)]), view=view)
+    assert columns.payload(columns.values(payload)) == payload
 
 
 @given(typed_values())

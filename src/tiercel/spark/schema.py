@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 CoreRow = tuple[bytes, int, Any]
 Schema = t.StructType | str  # a StructType, or text such as "car string, speed double"
 US_PER_MS = 1000
+DEAD_LETTER_SCHEMA = "reason string, key binary, offset bigint, row binary"  # as core/engine.py makes them
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_key = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
@@ -304,4 +305,4 @@ def _same_zero(value: Any) -> Any:
     return tuple(map(_same_zero, value)) if type(value) in (tuple, list) else value
 
 
-__all__ = ["BadRow", "Columns", "Schema", "as_struct", "parse_ddl", "row_maker"]
+__all__ = ["DEAD_LETTER_SCHEMA", "BadRow", "Columns", "Schema", "as_struct", "parse_ddl", "row_maker"]
