@@ -93,7 +93,7 @@ class Averages:
             while subscriber.offset < last:
                 outputs = [o for entry in subscriber.poll(WAIT_S_MAX) for o in entry.outputs]
                 found += [
-                    dict(zip(self.results.names, self.results.values(o.row[2]), strict=True)) for o in outputs
+                    dict(zip(self.results.names, self.results.unpack(o.row[2]), strict=True)) for o in outputs
                 ]
         return found
 

@@ -291,7 +291,7 @@ def keys_whose_destination_is_ahead(mutant: str = "") -> Stage:
     stage = Stage(topology(kind="windows"), Settings(mutant=mutant), kind="windows").start()
     stage.withholds = lambda sender, to, message: (sender, to) == ("a", "b")
     feed = stage.machines["a"].inboxes["op"].feeds[A]
-    outputs = m.Outputs(A, feed.life, feed.flush_no + 1, 1, [], [], 50, False)
+    outputs = m.Outputs(A, feed.life, feed.flush_no + 1, 1, 1, [], [], 50, False)
     stage.tell("a", outputs, A)
     stage.move(SLOT_0, A, B, "pause")
     stage.tell("a", m.Prepared("m1", 100), "b")
@@ -308,7 +308,7 @@ def test_R18_a_move_flips_when_the_source_has_reached_the_watermark_of_the_desti
     stage.pass_ms(1_000)
     assert flips(stage) == []
     feed = stage.machines["a"].inboxes["op"].feeds[A]
-    stage.tell("a", m.Outputs(A, feed.life, feed.flush_no + 1, 2, [], [], 100, False), A)
+    stage.tell("a", m.Outputs(A, feed.life, feed.flush_no + 1, 2, 2, [], [], 100, False), A)
     assert flips(stage) == ["m1"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tiercel.bench.averages import SITE, border, topology
+from tiercel.bench.averages import SITE, plan, topology
 from tiercel.bench.load import PRODUCER, Load
 from tiercel.bench.slice import Pacer, until, until_quiet
 from tiercel.core.messages import MoveRequest
@@ -18,15 +18,17 @@ from tiercel.core.records import KeySet
 from tiercel.core.routing import RoutingTable
 from tiercel.core.settings import Settings
 from tiercel.runtime.host import Host
-from tiercel.runtime.store import Durability
-from tiercel.spark.hosting import Deployment, build_host
+from tiercel.runtime.place import Durability, Manifest, Place
+from tiercel.spark.hosting import build_host
 
 TOPOLOGY = topology(2)
 OPERATOR = TOPOLOGY.operators["average"]
 
 
-def deployment_in(place: Path, durability: Durability = "os") -> Deployment:
-    return Deployment(TOPOLOGY, Settings(), place, b"secret of this test", durability)
+def deployment_in(directory: Path, durability: Durability = "os") -> Place:
+    place = Place(directory)
+    place.write(Manifest("test", TOPOLOGY, {}, Settings(), durability))
+    return place
 
 
 @contextlib.asynccontextmanager
@@ -66,7 +68,7 @@ def test_tuples_come_through_once_and_in_order_while_keys_move(
 
     async def scenario() -> None:
         load = Load(100)
-        parts = [build_host(deployment, name, border) for name in OPERATOR.instances]
+        parts = [build_host(deployment, name, plan()) for name in OPERATOR.instances]
         router = build_host(deployment, SITE, None)
         client = Host(PRODUCER, load, deployment.registry, deployment.secret, dials=[SITE])
         async with running(router, *parts, client):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tiercel.bench.averages import SITE, border, topology
+from tiercel.bench.averages import SITE, plan, topology
 from tiercel.bench.load import PRODUCER, Load
 from tiercel.bench.slice import until
 from tiercel.core.events import TimerFired
@@ -16,7 +16,8 @@ from tiercel.core.settings import Settings
 from tiercel.runtime import metrics
 from tiercel.runtime.host import Host
 from tiercel.runtime.metrics import Line, Meter, first_second, read_lines
-from tiercel.spark.hosting import Deployment, build_host
+from tiercel.runtime.place import Manifest, Place
+from tiercel.spark.hosting import build_host
 
 
 def test_counters_become_rates_and_files_are_replaced_at_their_limit(
@@ -49,8 +50,9 @@ def test_a_line_that_was_cut_off_is_left_out_and_a_range_is_read_the_same_again(
 
 
 def test_router_and_instances_say_what_they_do(tmp_path: Path) -> None:
-    deployment = Deployment(topology(1), Settings(), tmp_path, b"secret of this test")
-    names = [SITE, *deployment.topology.operators["average"].instances]
+    deployment = Place(tmp_path)
+    deployment.write(Manifest("test", topology(1), {}, Settings()))
+    names = [SITE, *topology(1).operators["average"].instances]
 
     def busy(name: str) -> bool:
         return any(line.process == name and line.rate and line.outputs for line in everything())
@@ -60,9 +62,7 @@ def test_router_and_instances_say_what_they_do(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         load = Load(50)
-        hosts = [build_host(deployment, name, border if "@" in name else None) for name in names]
-        for host in hosts:
-            host._meter = Meter(tmp_path / "metrics", host.name, host.machine)
+        hosts = [build_host(deployment, name, plan() if "@" in name else None) for name in names]
         client = Host(PRODUCER, load, deployment.registry, deployment.secret, dials=[SITE])
         tasks = [asyncio.create_task(host.run()) for host in (*hosts, client)]
         await until(lambda: load.connected, "no connection with the router")

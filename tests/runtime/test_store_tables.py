@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import tiercel.core
@@ -17,6 +16,7 @@ from tiercel.core.effects import ReadLog
 from tiercel.core.records import Entry, KeySet, StreamEntry
 from tiercel.core.router import Router
 from tiercel.core.topology import Stream
+from tiercel.runtime.packed import encoder
 from tiercel.runtime.store import TABLES, Store
 
 A, B = "op@a#0", "op@b#0"
@@ -26,7 +26,7 @@ OF_INSTANCES = {"state", "move", "cursor"}
 
 def encoded(value: Any) -> bytes:
     """Equal for what the store holds equal: payloads have no types of their own there."""
-    return msgspec.msgpack.encode(value)
+    return encoder.encode(value)
 
 
 # -- scenes that write every table ---------------------------------------------------------------

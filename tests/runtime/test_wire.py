@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any, Union, get_args, get_origin
 
 import msgspec
@@ -33,7 +34,7 @@ def samples(kind: Any, depth: int = 0) -> list[Any]:
         return [m.Captured("mv")]
     if origin in (Union, types.UnionType):
         return [value for arg in args for value in samples(arg, depth)]
-    if origin is list:
+    if origin in (list, Sequence):
         return [[], samples(args[0], depth + 1)]
     if origin is frozenset:
         return [frozenset(), frozenset(samples(args[0]))]
@@ -129,6 +130,8 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
         (m.Confirmed(1, 1, 5), m.Confirmed(2, 2, 4), None),
         (m.ProducerMark("p", 1), m.ProducerMark("p", 2), m.ProducerMark("p", 2)),
         (m.ProducerMark("p", 1), m.ProducerMark("q", 2), None),
+        (m.Consumed("s", 7), m.Consumed("s", 9), m.Consumed("s", 9)),
+        (m.Consumed("s", 7), m.Consumed("t", 9), None),
         (m.Dispatch([]), m.Confirmed(1, 1, 1), None),
     ],
 )

@@ -94,7 +94,7 @@ class Play:
         state = self.space.state(packed[0][0])
         self.engine.call(state, packed[0][0], packed, time_ms, watermark_ms, self.offset, out)
         self.space.touched(packed[0][0], state, self.engine.handle.new_timers)
-        return [self.output.values(o.row[2]) for o in out]
+        return [self.output.unpack(o.row[2]) for o in out]
 
     def restore(self) -> None:
         """All state leaves and comes back, over the wire."""

@@ -115,7 +115,7 @@ def test_a_row_may_have_names_or_an_order(row: Any) -> None:
     key, time_ms, payload = columns.pack(row)
     assert columns.key_values(key) == ("a",)
     assert time_ms == int(NOON.timestamp() * 1000)
-    assert columns.values(payload) == tuple(ROW.values())
+    assert columns.unpack(payload) == tuple(ROW.values())
 
 
 def test_names_decide_and_not_their_order() -> None:

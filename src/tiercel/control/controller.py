@@ -115,6 +115,12 @@ class Controller:
         self._ask_status(step)
         return self.journal.commit(step)
 
+    def ask_status(self, now_ms: float) -> list[Effect]:
+        """Ask every router for its tables and moves, for whoever wants to see them."""
+        step = Step(now_ms)
+        self._ask_status(step)
+        return self.journal.commit(step)
+
     def _add(self, step: Step, wanted: WantedMove, retries: int, deadline_ms: float | None) -> str:
         name = f"m{self.next_id}"
         self.next_id += 1

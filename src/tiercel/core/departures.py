@@ -58,6 +58,7 @@ class Departure:
         self.unsettled: set[tuple[str, str, int]] = set()  # output frames that must arrive before EmitFrom
         self.asked_by = ""
         self.deadline_ms = float("inf")
+        self.moved = (0, 0)  # keys and bytes, for reports
 
     # -- helpers -----------------------------------------------------------------------------
 
@@ -93,6 +94,7 @@ class Departure:
         self.phase = phase
         self.record.phase = phase.value
         step.put(("departure", self.move), msgspec.structs.replace(self.record))
+        self.router.report(step, self)
 
     def notify(self, step: Step, notice: m.AnyNotice) -> None:
         """Tell the destination's router, durably and in order."""
@@ -132,6 +134,7 @@ class Departure:
             case m.CaptureFrom():
                 self.on_capture_from(step, message)
             case m.Captured():
+                self.moved = (message.keys, message.size_bytes)
                 self.on_captured(step)
             case m.Digests():
                 self.on_digests(step, message)
@@ -322,6 +325,7 @@ class Departure:
         self.strategy.say_flip(self, step)
 
     def on_cut(self, step: Step, message: m.Cut) -> None:
+        self.moved = max(self.moved, (message.keys, message.size_bytes))
         if self.phase is Phase.FLIPPED:
             admitted = min(self.inbox.emitted.get(self.source, 0), self.record.flip_offset)
             # a source that fell back to its checkpoint may say less than has already gone out
@@ -368,7 +372,6 @@ class Departure:
             self.save(step, Phase.DONE)
             self.notify(step, m.DoneNotice(self.move))
             step.send_durable(self.source, m.Forget(self.move))
-            self.router.report(step, self)
         elif self.phase is Phase.DONE:
             self.notify(step, m.DoneNotice(self.move))
 

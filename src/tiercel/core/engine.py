@@ -46,16 +46,22 @@ class Engine:
         self.attempts = 1 + (operator.retries if operator.on_error == "retry" else 0)
         code.processor.init(self.handle)
         self.handle.opening = False
-        self._attributes = dict(vars(code.processor))
+        self._handle_rows = code.processor.handleInputRows
+        self._user_rows, self._output_row = code.user_rows, code.output_row
+        self._attributes = vars(code.processor)
+        self._initial = dict(self._attributes) if mutant != "attributes-survive" else {}
+        self._time_ms = self._watermark_ms = -1  # what `_times` says
+        self._times = code.timer_values(-1, -1)
         self.dead_letters: list[Output] = []
         self.about_keys = (code.user_key, frozenset(self.handle.deleted))  # for a KeySpace
 
     def _reset(self) -> None:
         """Attributes of a processor do not survive a call: a replay, or a shadow, would not have them."""
-        if self.mutant != "attributes-survive":
-            attributes = vars(self.code.processor)
+        attributes, initial = self._attributes, self._initial
+        attributes.update(initial)
+        if len(attributes) != len(initial) and self.mutant != "attributes-survive":
             attributes.clear()
-            attributes.update(self._attributes)
+            attributes.update(initial)
 
     def call(
         self,
@@ -76,15 +82,15 @@ class Engine:
             rows = rows[first:]
             if not rows:
                 return
-        handle, code = self.handle, self.code
+        handle, output_row = self.handle, self._output_row
         times = self._bind(state, time_ms, watermark_ms)
         before = len(out)
         self._reset()
         try:
             epoch = state.epoch
-            outputs = code.processor.handleInputRows(state.user_key, code.user_rows(rows), times)
+            outputs = self._handle_rows(state.user_key, self._user_rows(rows), times)
             for n, output in enumerate(outputs):
-                out.append(Output(offset, key, epoch, n, code.output_row(key, output)))
+                out.append(Output(offset, key, epoch, n, output_row(key, output)))
             handle.undo.clear()
         except Exception as error:
             if self.mutant != "call-not-atomic":
@@ -110,7 +116,10 @@ class Engine:
     def _bind(self, state: KeyState, time_ms: int, watermark_ms: int) -> Any:
         self.handle.state = state
         self.handle.time_ms = time_ms
-        return self.code.timer_values(time_ms, watermark_ms)
+        if self._time_ms != time_ms or self._watermark_ms != watermark_ms:  # one entry has one time
+            self._time_ms, self._watermark_ms = time_ms, watermark_ms
+            self._times = self.code.timer_values(time_ms, watermark_ms)
+        return self._times
 
     def call_alone(
         self,

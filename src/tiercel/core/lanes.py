@@ -10,6 +10,8 @@ own numbers per key, so a frame that comes twice does no harm.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tiercel.core.messages import AnyNotice, LaneFrame
 from tiercel.core.records import Output, Row
 from tiercel.core.step import Step
@@ -47,7 +49,7 @@ class Lane:
         rows: list[Row],
         *,
         notice: AnyNotice | None = None,
-        outputs: list[Output] | None = None,
+        outputs: Sequence[Output] | None = None,
         via: tuple[FrameId, ...] = (),
     ) -> int:
         n = self.next_n

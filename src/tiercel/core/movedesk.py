@@ -131,7 +131,10 @@ class MoveDesk(Traffic):
             self.report_to(step, departure.asked_by, departure)
 
     def report_to(self, step: Step, to: str, departure: Departure) -> None:
-        step.send_durable(to, m.MoveStatus(departure.move, departure.phase.value, departure.record.reason))
+        status = m.MoveStatus(
+            departure.move, departure.phase.value, departure.record.reason, *departure.moved
+        )
+        step.send_durable(to, status)
 
     def on_status_query(self, step: Step, sender: str) -> None:
         for departure in self.departures.values():

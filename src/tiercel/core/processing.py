@@ -116,13 +116,15 @@ class Processing:
                 by_key[row[0]] = [row]
             else:
                 of_key.append(row)
-        space, engine, out = self.space, self.engine, self._out
+        space, call, out = self.space, self.engine.call, self._out
+        states, new_timers = space.keys, self.engine.handle.new_timers
         time_ms, watermark_ms, offset = entry.time_ms, self.watermark_ms, entry.offset
-        new_timers = engine.handle.new_timers
         for key, of_key in by_key.items():
-            state = space.state(key)
-            engine.call(state, key, of_key, time_ms, watermark_ms, offset, out)
-            space.touched(key, state, new_timers)
+            state = states.get(key) or space.state(key)
+            call(state, key, of_key, time_ms, watermark_ms, offset, out)
+            if new_timers or not state.values:
+                space.touched(key, state, new_timers)
+        space.dirty.update(by_key)
 
     def _not_cut(self, rows: list[Row], offset: int) -> list[Row]:
         """Without the rows of moves that were cut before these: they are not ours to process any more."""
@@ -242,7 +244,15 @@ class Processing:
         step.send(
             self.router,
             m.Outputs(
-                self.name, self.life, self.flushes, self.applied, outputs, dead, self.watermark_ms, timers
+                self.name,
+                self.life,
+                self.flushes,
+                self.applied,
+                outputs[0].offset if outputs else self.applied,
+                outputs,
+                dead,
+                self.watermark_ms,
+                timers,
             ),
         )
 

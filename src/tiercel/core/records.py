@@ -10,11 +10,16 @@ A row is a plain tuple, because millions of them pass:
 
 `origin` and `n` number the rows of one key gap-free per origin (a site, or a mobile source), so
 that the key's sequencer can drop what it has and hold what came too early, whichever way it came.
-`epoch` is that of the sender's routing entry.
+`epoch` is that of the sender's routing entry. A payload is whatever the two ends agree upon: nobody
+in between looks into it, so they had better encode it once (spark/border.py).
+
+What passes by the million is `array_like` (no names of fields travel) and `gc=False` (it is never part of
+a cycle, so the collector need not follow it).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -122,7 +127,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 Control = Tick | Watermark | Begin | Compare | Abort | Flip | Adopt | Done
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One log entry: the rows that arrived together, by the target that reads them, or a control record.
 
     A part is named after the instance that reads it, or, for keys on the move, `move|instance`. An
@@ -136,7 +141,7 @@ class Entry(msgspec.Struct, frozen=True):
     control: Control | None = None
 
 
-class Output(msgspec.Struct, frozen=True):
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One row that an operator emitted; (operator, key, epoch, offset, n) is its identity."""
 
     offset: int
@@ -146,11 +151,11 @@ class Output(msgspec.Struct, frozen=True):
     row: Row  # (key for the next operator, event time, payload)
 
 
-class StreamEntry(msgspec.Struct, frozen=True):
+class StreamEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One entry of a stream's output log, as subscribers get it."""
 
     offset: int
-    outputs: list[Output]
+    outputs: Sequence[Output]
 
 
 class KeyImage(msgspec.Struct, frozen=True):

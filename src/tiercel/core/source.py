@@ -55,6 +55,7 @@ class SourceMove:
         self.sent = 0
         self.received = 0
         self.captured_at: dict[Key, int] = {}
+        self.size_bytes = 0
         self.retained: dict[Key, KeyState] = {}  # out of processing, kept until told to forget
         self.touched: set[Key] = set()  # processed since captured: what the digests compare
 
@@ -107,12 +108,13 @@ class SourceMove:
             size += image.size_bytes
         if images:
             self.add_chunk(images)
+            self.size_bytes += size
         if self.queue:
             step.timer(f"capture|{self.move}", step.now_ms + settings.capture_pause_ms)
         else:
             self.phase = Phase.CAPTURED
             self.captured_through = self.instance.applied
-            self.instance.tell(step, m.Captured(self.move))
+            self.instance.tell(step, m.Captured(self.move, len(self.captured_at), self.size_bytes))
         self.pump(step)
 
     def capture(self, key: Key) -> KeyImage:
@@ -184,8 +186,7 @@ class SourceMove:
         if self.cut is None:
             self.stop_at(min(instance.applied, self.flip_offset))
         instance.flush(step)
-        assert self.cut is not None
-        instance.tell(step, m.Cut(self.move, self.cut))
+        instance.tell(step, self.last_word())
 
     def capture_all(self, step: Step) -> None:
         """Flip first: the keys are as they were at the flip, and stay so."""
@@ -197,6 +198,7 @@ class SourceMove:
             image = self.capture(key)  # as of the flip: our own clock has gone on, Adopt brings theirs
             images.append(msgspec.structs.replace(image, at=self.flip_offset, time_ms=0, watermark_ms=-1))
             size += images[-1].size_bytes
+            self.size_bytes += images[-1].size_bytes
             if len(images) >= instance.settings.chunk_keys_max or size >= instance.settings.chunk_bytes_max:
                 self.add_chunk(images)
                 images, size = [], 0
@@ -205,8 +207,12 @@ class SourceMove:
         self.captured_through = instance.applied
         self.stop_at(self.flip_offset)
         instance.flush(step)
-        instance.tell(step, m.Cut(self.move, self.flip_offset))
+        instance.tell(step, self.last_word())
         self.pump(step)
+
+    def last_word(self) -> m.Cut:
+        assert self.cut is not None
+        return m.Cut(self.move, self.cut, len(self.captured_at), self.size_bytes)
 
     def stop_at(self, offset: int) -> None:
         """From here on the keys are somebody else's: no row, no timer of theirs is processed here."""

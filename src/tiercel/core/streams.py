@@ -7,6 +7,7 @@ Not responsible for: what is in a row.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from tiercel.core import messages as m
 from tiercel.core.records import Output, StreamEntry
@@ -44,7 +45,7 @@ class StreamLog:
         """The oldest entry that is kept."""
         return max(1, self.offset - self.settings.stream_entries_max + 1)
 
-    def append(self, step: Step, outputs: list[Output]) -> None:
+    def append(self, step: Step, outputs: Sequence[Output]) -> None:
         self.offset += 1
         entry = StreamEntry(self.offset, outputs)
         self.tail[self.offset] = entry
@@ -62,6 +63,8 @@ class StreamLog:
 
     def durable(self, step: Step, seq: int) -> None:
         unsynced = self._unsynced
+        if not unsynced:
+            return
         while unsynced and unsynced[0][0] <= seq:
             self.visible = unsynced.popleft()[1]
         for subscriber in self.subscribers:

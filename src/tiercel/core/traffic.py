@@ -6,13 +6,15 @@ Not responsible for: who owns a key, and changes of that (inbox.py, movedesk.py)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tiercel.core import messages as m
 from tiercel.core.inbox import Held, Inbox
 from tiercel.core.lanes import FrameId, Inbound, Lane
 from tiercel.core.records import ABSENT_WATERMARK, INITIAL, Output, Row, TableUpdate, Watermark
 from tiercel.core.site import Site
 from tiercel.core.step import Step
-from tiercel.core.watermarks import FOREVER
+from tiercel.core.watermarks import FOREVER, is_news
 
 
 class Traffic(Site):
@@ -37,7 +39,7 @@ class Traffic(Site):
 
     def promise_source(self, step: Step, stream: str, source: str, watermark_ms: int) -> None:
         """This source of a stream, a producer or the stream itself at this site, is that far."""
-        for operator in self.topology.consumers(stream):
+        for operator in self.consumers(stream):
             sources = self.promises[operator].sources
             if watermark_ms > sources.get(source, ABSENT_WATERMARK):
                 sources[source] = watermark_ms
@@ -51,7 +53,7 @@ class Traffic(Site):
             self.producers.acknowledge(step, to, producer, early=self.mutant == "acknowledged-too-early")
 
     def congested(self, stream: str) -> bool:
-        for operator in self.topology.consumers(stream):
+        for operator in self.consumers(stream):
             if self.inboxes[operator].backlog_rows > self.settings.backlog_rows_max:
                 return True
             for (_, inbox), lane in self.lanes.items():
@@ -75,7 +77,7 @@ class Traffic(Site):
         An operator of several inputs is told with each row which one it came by.
         """
         self.rows += len(rows)
-        for name in self.topology.consumers(stream):
+        for name in self.consumers(stream):
             inbox, operator = self.inboxes[name], self.topology.operators[name]
             mine = [(r[0], INITIAL, r[2]) for r in rows] if initial else rows
             if timed and not initial and operator.time_mode == "eventTime":
@@ -89,7 +91,8 @@ class Traffic(Site):
 
     def _in_time(self, stream: str, operator: str, rows: list[Row]) -> list[Row]:
         """What this site has promised holds: rows at or below it are late, and no operator sees them."""
-        mark = self.promises[operator].sources.get(stream, ABSENT_WATERMARK)
+        promised = self.promises[operator].sources.get(stream, ABSENT_WATERMARK)
+        mark = max(promised, self.inboxes[operator].watermark_ms)
         kept = [row for row in rows if row[1] > mark]
         if len(kept) < len(rows):
             self.late[operator] = self.late.get(operator, 0) + len(rows) - len(kept)
@@ -111,7 +114,7 @@ class Traffic(Site):
             self.take(step, known)
             return
         inbound = self.inbound[frame] = Inbound(frame)
-        for operator in self.topology.consumers(message.stream):
+        for operator in self.consumers(message.stream):
             inbox, inputs = self.inboxes[operator], self.topology.operators[operator].inputs
             tag = inputs.index(message.stream) if len(inputs) > 1 else None
             rows = [
@@ -148,7 +151,10 @@ class Traffic(Site):
         mark = inbox.emitted.get(message.instance, 0)
         if message.through > mark:
             outputs = message.outputs
-            if outputs and (outputs[0].offset <= mark or self.departures):
+            if self.consumers(self.topology.operators[inbox.name].output):
+                outputs = list(outputs)  # before anything changes: what is no list of outputs is refused here
+            leaves = any(d.source == message.instance for d in self.departures.values())
+            if outputs and (message.first <= mark or leaves):
                 outputs = [o for o in outputs if o.offset > mark and not self.refused(message.instance, o)]
             inbox.emitted[message.instance] = message.through
             step.put(("emitted", inbox.name, message.instance), message.through)
@@ -193,12 +199,12 @@ class Traffic(Site):
         self.emit(step, inbox.name, [o for o in every if id(o) not in dead])
         self.emit_dead(step, inbox.name, [o for o in every if id(o) in dead])
 
-    def emit(self, step: Step, operator: str, outputs: list[Output]) -> None:
+    def emit(self, step: Step, operator: str, outputs: Sequence[Output]) -> None:
         """Admitted outputs: to the next operators' inboxes and the output log, all in this write."""
         if outputs:
             self.outputs += len(outputs)
             stream = self.topology.operators[operator].output
-            if self.topology.consumers(stream):
+            if self.consumers(stream):
                 self.take_in(step, stream, [o.row for o in outputs])
             self.log_outputs(step, stream, outputs)
 
@@ -206,7 +212,7 @@ class Traffic(Site):
         if outputs:
             self.log_outputs(step, self.topology.operators[operator].dead_letters, outputs)
 
-    def log_outputs(self, step: Step, stream: str, outputs: list[Output]) -> None:
+    def log_outputs(self, step: Step, stream: str, outputs: Sequence[Output]) -> None:
         """To the stream's one home, here or through a lane."""
         facts = self.topology.streams.get(stream)
         if facts is not None and facts.logged:
@@ -336,7 +342,7 @@ class Traffic(Site):
     def unsettled_outputs(self, operator: str) -> set[FrameId]:
         """Frames with this operator's outputs that are not yet where they belong."""
         stream = self.topology.operators[operator].output
-        concerned = {stream, self.topology.operators[operator].dead_letters, *self.topology.consumers(stream)}
+        concerned = {stream, self.topology.operators[operator].dead_letters, *self.consumers(stream)}
         return {
             (lane.to, lane.inbox, n)
             for lane in self.lanes.values()
@@ -374,7 +380,7 @@ class Traffic(Site):
             for lane in self.lanes.values():
                 if lane.inbox == operator and lane.watermarks and self.mutant != "watermark-overtakes":
                     low = min([low, *lane.watermarks.values()])
-            if low > promises.told:
+            if is_news(low, promises.told):
                 promises.told = low
                 promises.hear(self.site, low)
                 for site in self.topology.sites:

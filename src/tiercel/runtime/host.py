@@ -7,10 +7,12 @@ One turn of the loop:
 
     frames of all peers --> events --> machine --> effects --> one commit --> Durable --> machine
                                                        |                                    |
-                                                       +--> one write per peer <------------+
+                                                       v                                    v
+                                               one write per peer                  one write per peer
 
 A turn takes everything that has arrived, so batches grow under load by themselves; with nothing
-waiting a message leaves in the same turn it came in.
+waiting a message leaves in the same turn it came in. What need not be durable leaves before the commit:
+the instances work while the router writes.
 """
 
 from __future__ import annotations
@@ -65,9 +67,12 @@ STORY_MAX = 200  # notes kept for the report of a failure
 
 
 class Machine(Protocol):
-    """What a host drives."""
+    """What a host drives. With `on_events` as well, it takes several in one step, as many as it sees fit."""
 
     def on_event(self, event: Event, now_ms: float) -> Sequence[Effect]: ...
+
+
+OnEvents = Callable[[deque[Event], float], Sequence[Effect]]
 
 
 class MissingStore(AssertionError):
@@ -114,6 +119,7 @@ class Host:
     ) -> None:
         self.name = name
         self.machine = machine
+        self._on_events: OnEvents = getattr(machine, "on_events", self._one_event)
         self.ended_because = ""
         self.story: deque[str] = deque(maxlen=STORY_MAX)
         self.turns = self.events = 0
@@ -141,21 +147,20 @@ class Host:
         self._planned = False
         self._out: dict[str, list[Message]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._lingered = False  # what has waited for company leaves now
-        self._linger: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None  # then what has waited for company leaves
         self._syncing = False
         self._durable = 0
 
     # -- life ----------------------------------------------------------------------------------
 
-    async def run(self, stage: int = -1, attempt: int = -1, task: int = -1) -> str:
+    async def run(self, stage: int = -1, attempt: int = -1, task: int = -1, executor: str = "") -> str:
         """Serve until the machine ends or the registry dismisses us; returns the reason."""
         self._loop = loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = loop.create_future()
         looking: asyncio.Task[None] | None = None
         try:
             if self._listens:
-                self._publish(await self._peers.listen(), stage, attempt, task)
+                self._publish(await self._peers.listen(), stage, attempt, task, executor)
                 looking = loop.create_task(self._look_whether_wanted())
                 tame_collector()
             self._peers.dial()
@@ -170,12 +175,14 @@ class Host:
                 self._store.close()
         return self.ended_because
 
-    def _publish(self, where: tuple[str, int, str], stage: int, attempt: int, task: int) -> None:
+    def _publish(
+        self, where: tuple[str, int, str], stage: int, attempt: int, task: int, executor: str
+    ) -> None:
         """Tell everyone where we listen. A client does not: nobody needs to find it."""
         bind, port, nearby = where
         life = self._store.life if self._store is not None else 1
         self._registry.publish(
-            Address(self.name, bind, port, os.getpid(), life, nearby, stage, attempt, task)
+            Address(self.name, bind, port, os.getpid(), life, nearby, stage, attempt, task, executor)
         )
 
     def end(self, reason: str) -> None:
@@ -209,6 +216,14 @@ class Host:
         self._waiting.append(event)
         self._plan()
 
+    def now_ms(self) -> float:
+        return self._clock()
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """What a caller of the machine was told to do, in this process's next turn. For the loop's thread."""
+        self._perform(effects)
+        self._plan()
+
     def _plan(self) -> None:
         if not self._planned:
             self._planned = True
@@ -222,6 +237,9 @@ class Host:
         try:
             self._work(begun + TURN_MS_MAX / 1e3)
             self._leave()
+            if self._store is not None and self._store.written < self._store.queued:
+                self._commit(self._store)
+                self._leave()
         except Exception as error:
             log.exception("%s failed; its last words:\n%s", self.name, "\n".join(self.story))
             if not self._ended.done():
@@ -233,12 +251,13 @@ class Host:
         self.busy_s += time.monotonic() - begun
 
     def _work(self, until_s: float) -> None:
-        waiting, machine, clock = self._waiting, self.machine, self._clock
+        waiting, clock = self._waiting, self._clock
         while waiting:
-            event = waiting.popleft()
-            self.events += 1
+            event, before = waiting[0], len(waiting)
             try:
-                self._perform(machine.on_event(event, clock()))
+                effects = self._on_events(waiting, clock())
+                self.events += before - len(waiting)
+                self._perform(effects)
             except ProtocolViolation as violation:
                 if not isinstance(event, Received):
                     raise
@@ -246,34 +265,37 @@ class Host:
                 self._drop(event.sender)
             if time.monotonic() > until_s:
                 break
-        store = self._store
-        if store is None:
-            return
+
+    def _one_event(self, waiting: deque[Event], now_ms: float) -> Sequence[Effect]:
+        return self.machine.on_event(waiting.popleft(), now_ms)
+
+    def _commit(self, store: Store) -> None:
+        """Until nothing is left to write; what a machine does when something is durable may be more of it."""
         while store.written < store.queued:
             seq = store.commit()
             if store.durability == "disk":
                 self._sync()
                 return
-            self._perform(machine.on_event(Durable(seq), clock()))
+            self._perform(self.machine.on_event(Durable(seq), self._clock()))
 
-    def _leave(self) -> None:
-        """Everything that was said in this turn, in one write per peer."""
+    def _leave(self, *, lingered: bool = False) -> None:
+        """Everything that was said so far, in one write per peer."""
+        if not self._out:
+            return
         staying: dict[str, list[Message]] = {}
         for peer, messages in self._out.items():
-            if len(messages) == 1 and type(messages[0]) in CAN_LINGER and not self._lingered:
+            if not lingered and len(messages) == 1 and type(messages[0]) in CAN_LINGER:
                 staying[peer] = messages
             elif (link := self._links.get(peer)) is not None:
                 link.send(messages)
         self._out = staying
-        self._lingered = False
         if staying and self._linger is None:
             self._linger = self._loop.call_later(LINGER_S, self._stop_lingering)
 
     def _stop_lingering(self) -> None:
         self._linger = None
-        self._lingered = True
         if not self._ended.done():
-            self._leave()
+            self._leave(lingered=True)
 
     def _drop(self, peer: str) -> None:
         link = self._links.get(peer)

@@ -5,6 +5,7 @@ Not responsible for: what the processes store (store.py), where they listen (reg
 
     storage/
       deployment.json    the manifest: what runs here, and who it is
+      instances.json     which instances should run now
       secret             proves membership; readable by its owner only
       lock               held by the driver that runs the deployment
       registry/          who listens where
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -110,6 +112,18 @@ class Place:
     def taken(self) -> bool:
         """Whether a deployment has ever been written here."""
         return (self.directory / "deployment.json").exists()
+
+    def wanted(self) -> list[str]:
+        """The instances that should run, whoever is the driver."""
+        try:
+            return msgspec.json.decode((self.directory / "instances.json").read_bytes(), type=list[str])
+        except FileNotFoundError:
+            return []
+
+    def want(self, instances: Iterable[str]) -> None:
+        draft = self.directory / f".instances.{os.getpid()}"
+        draft.write_bytes(msgspec.json.encode(sorted(instances)))
+        draft.replace(self.directory / "instances.json")
 
     def write(self, manifest: Manifest) -> None:
         """Make the directory that of this deployment. The secret is made once and kept."""

@@ -25,6 +25,7 @@ class Address(msgspec.Struct, frozen=True):
     stage: int = -1  # -1: not a Spark task
     attempt: int = -1
     task: int = -1
+    executor: str = ""
 
 
 class Registry:
@@ -57,6 +58,17 @@ class Registry:
     def dismiss(self, name: str) -> None:
         """Ask a process to end; it looks here a few times a second."""
         self._place(name, "dismissed").touch()
+
+    def welcome(self, name: str) -> None:
+        """Take a dismissal back, and forget where an earlier life listened: nobody is there."""
+        self._place(name, "dismissed").unlink(missing_ok=True)
+        self.withdraw(name)
+
+    def clear(self) -> None:
+        """Forget everyone: no process of this deployment is meant to run yet."""
+        for kind in ("address", "dismissed"):
+            for path in self._directory.glob(f"*.{kind}"):
+                path.unlink(missing_ok=True)
 
     def dismissed(self, name: str) -> bool:
         return self._place(name, "dismissed").exists()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -27,7 +27,8 @@ from tiercel.core.departures import DepartureRecord
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.inbox import Pause, Reader
 from tiercel.core.messages import LaneFrame, ShadowNotice
-from tiercel.core.records import Entry, KeyImage, Position, Route, StreamEntry
+from tiercel.core.records import Entry, KeyImage, Position, Route
+from tiercel.runtime.packed import decode_stream_entry, encoder
 
 Durability = Literal["os", "disk"]
 
@@ -72,9 +73,8 @@ WAL_BYTES_MAX = 256 * 1024 * 1024  # what a restart reads again at most
 _BYTES, _INT, _STR = 1, 2, 3
 _SIGN = 1 << 63  # added to an int, so that negative ones sort first
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode = encoder.encode
 _decoders = {table: msgspec.msgpack.Decoder(kind) for table, kind in TABLES.items()}
-_decode_output = msgspec.msgpack.Decoder(StreamEntry).decode
 
 
 class StorageBusy(Exception):
@@ -86,7 +86,10 @@ class StorageBusy(Exception):
 
 def encode_key(key: StorageKey) -> bytes:
     """Bytes that compare as the tuples do, within one shape of tuple."""
-    return _prefix(key[:-1]) + _element(key[-1])
+    last = key[-1]
+    if type(last) is str:
+        return _prefix(key)  # these are few, and come again with every write
+    return _prefix(key[:-1]) + _element(last)
 
 
 @functools.lru_cache(4096)
@@ -132,8 +135,15 @@ def decode_key(data: bytes) -> StorageKey:
 class Store:
     """One process's storage; `life` counts how often it was opened."""
 
-    def __init__(self, directory: Path, durability: Durability) -> None:
+    def __init__(
+        self, directory: Path, durability: Durability, tables: Mapping[str, Any] | None = None
+    ) -> None:
         self.durability = durability
+        self._decoders = (
+            _decoders
+            if tables is None
+            else {table: msgspec.msgpack.Decoder(kind) for table, kind in tables.items()}
+        )
         self._db = _open(directory)
         self.life = int.from_bytes(self._db.get(LIFE) or b"") + 1
         self._db.put(LIFE, self.life.to_bytes(8))
@@ -170,7 +180,7 @@ class Store:
         for data, value in self._scan(None):
             if data != LIFE and not data.startswith(inbox):
                 key = decode_key(data)
-                found[key] = _decoders[key[0]].decode(value)
+                found[key] = self._decoders[key[0]].decode(value)
         return found
 
     def read_log(self, inbox: str, after: int, limit: int) -> list[Entry]:
@@ -182,7 +192,9 @@ class Store:
         self.commit()
         prefix = _prefix(("inbox", inbox))
         outputs = self._db.get(encode_key(("stream_head", inbox))) is not None
-        decode = cast("Callable[[bytes], Entry]", _decode_output if outputs else _decoders["inbox"].decode)
+        decode = cast(
+            "Callable[[bytes], Entry]", decode_stream_entry if outputs else _decoders["inbox"].decode
+        )
         found: list[Entry] = []
         for data, value in self._scan(encode_key(("inbox", inbox, after + 1))):
             if len(found) >= limit or not data.startswith(prefix):

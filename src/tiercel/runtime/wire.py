@@ -3,7 +3,7 @@
 Responsible for: every message's bytes, the limit on a frame before it is read, named refusals.
 Not responsible for: sockets (link.py), who may say what (core/), bytes on disk (store.py).
 
-    frame = length, 4 bytes big-endian | message, a map with the tag "type"
+    frame = length, 4 bytes big-endian | message, an array that begins with its name
 
 A tuple becomes a list on the wire. Where a field's type says tuple, set or bytes, decoding restores
 it; inside a payload or a state value it stays a list, and whoever reads those makes tuples again.
@@ -19,6 +19,8 @@ import msgspec
 
 from tiercel.core import messages as m
 from tiercel.core.faults import ProtocolViolation
+from tiercel.core.records import Output
+from tiercel.runtime.packed import Packed, encoder
 
 LENGTH_BYTES = 4
 FRAME_BYTES_MAX = 64 * 1024 * 1024  # a chunk of state is at most 256 KiB and one value; the rest is room
@@ -27,7 +29,7 @@ MESSAGES: tuple[type[m.Message], ...] = tuple(
     kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, m.Message)
 )[1:]  # the first is their base
 
-CAN_LINGER = frozenset((m.Confirmed, m.ProducerMark))  # receipts: no tuple waits for one of these
+CAN_LINGER = frozenset((m.Confirmed, m.Consumed, m.ProducerMark))  # receipts: no tuple waits for one of these
 
 
 class _Said(m.Message, frozen=True, tag="Said"):
@@ -38,9 +40,23 @@ class _Said(m.Message, frozen=True, tag="Said"):
     message: msgspec.Raw
 
 
-AnyMessage: Any = functools.reduce(operator.or_, [_Said if kind is m.Said else kind for kind in MESSAGES])
+class _Outputs(m.Message, frozen=True, tag="Outputs"):
+    """`Outputs` as a router takes it: what is in it stays as it came."""
 
-_encoder = msgspec.msgpack.Encoder()
+    instance: str
+    life: int
+    flush: int
+    through: int
+    first: int
+    outputs: msgspec.Raw
+    dead_letters: list[Output]
+    watermark_ms: int
+    timers: bool
+
+
+_INSTEAD: dict[type[m.Message], type[m.Message]] = {m.Said: _Said, m.Outputs: _Outputs}
+AnyMessage: Any = functools.reduce(operator.or_, [_INSTEAD.get(kind, kind) for kind in MESSAGES])
+
 _decoder: msgspec.msgpack.Decoder[m.Message] = msgspec.msgpack.Decoder(AnyMessage)
 
 
@@ -55,7 +71,7 @@ class FrameTooLong(MalformedFrame):
 def encode_frame(message: m.Message) -> bytes:
     """One message as one frame."""
     frame = bytearray(LENGTH_BYTES)
-    _encoder.encode_into(message, frame, LENGTH_BYTES)
+    encoder.encode_into(message, frame, LENGTH_BYTES)
     size = len(frame) - LENGTH_BYTES
     if size > FRAME_BYTES_MAX:
         reason = f"{type(message).__name__} of {size} bytes; a frame has at most {FRAME_BYTES_MAX}"
@@ -85,12 +101,28 @@ def decode_message(body: bytes | memoryview) -> m.Message:
     """The message of one frame."""
     try:
         message = _decoder.decode(body)
+        if type(message) is _Outputs:
+            return _outputs(message)
         if type(message) is _Said:
             return m.Said(message.instance, message.life, _decoder.decode(message.message))
         return message
     except (msgspec.DecodeError, RecursionError) as error:
         reason = f"{len(body)} bytes are no message: {error}"
         raise MalformedFrame(reason) from error
+
+
+def _outputs(message: _Outputs) -> m.Outputs:
+    return m.Outputs(
+        message.instance,
+        message.life,
+        message.flush,
+        message.through,
+        message.first,
+        Packed(bytes(message.outputs)),  # a copy: what it was cut from is the buffer of the connection
+        message.dead_letters,
+        message.watermark_ms,
+        message.timers,
+    )
 
 
 def pack(body: bytes) -> bytes:
@@ -159,6 +191,8 @@ def merged(earlier: m.Message, later: m.Message) -> m.Message | None:
             return m.Confirmed(
                 later.life, max(earlier.flush, later.flush), max(earlier.durable, later.durable)
             )
+        case m.Consumed(), m.Consumed() if earlier.stream == later.stream:
+            return m.Consumed(later.stream, max(earlier.offset, later.offset))
         case m.ProducerMark(), m.ProducerMark() if earlier.producer == later.producer:
             return later
         case _:

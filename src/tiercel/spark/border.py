@@ -3,9 +3,10 @@
 Responsible for: keys, rows, outputs, state values and times in the form PySpark gives them to user code.
 Not responsible for: state and timers (core/keyed.py has PySpark's interface), when calls happen.
 
-A payload is a row's columns in internal form (schema.py). A key is the MessagePack of its columns. Of an
-operator with several inputs each payload comes with the number of its input. What does not fit raises
-inside the call, so it goes the way of an error of user code.
+A payload is the MessagePack of a row's columns in internal form (schema.py), made once where the row
+arises and read once where it is processed: whoever is in between passes bytes on. A key is the MessagePack
+of its columns. Of an operator with several inputs each payload comes with the number of its input. What
+does not fit raises inside the call, so it goes the way of an error of user code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-import msgspec
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -35,8 +35,8 @@ from tiercel.spark.conversion import View
 from tiercel.spark.pandas_rows import PandasForm, in_pandas
 from tiercel.spark.processors import state_codec
 from tiercel.spark.rows import BadRow, row_maker
-from tiercel.spark.schema import Columns
-from tiercel.spark.steps import InputPlan, Step, reader
+from tiercel.spark.schema import Columns, decode_payload, encode_payload
+from tiercel.spark.steps import InputPlan, Step, plain_row, reader
 
 _payload = itemgetter(2)
 
@@ -54,7 +54,7 @@ class OperatorPlan:
 
 
 def encode_key(*columns: Any) -> Key:
-    return msgspec.msgpack.encode(columns)
+    return encode_payload(columns)
 
 
 class Border:
@@ -65,6 +65,7 @@ class Border:
         self.processor = _prepared(plan)
         self._readers = [reader(each, each.schema if each.initial else plan.schema) for each in plan.inputs]
         self._read = self._readers[0]
+        self._row = plain_row(plan.inputs[0], plan.schema)
         self._several = len(plan.inputs) > 1
         keys = plan.inputs[0].columns
         self._keys = Columns(keys.schema, keys.key, view=View.INPUT)
@@ -73,8 +74,6 @@ class Border:
         self._check = plan.output.payload
         self._key_of = plan.output.key_of_payload if plan.output.key else None
         self._time_of = plan.output.time_of_payload if plan.output.event_time else None
-        self._times: tuple[int, int] = (-1, -1)
-        self._timer_values = TimerValues(-1, -1)
 
     # -- in ----------------------------------------------------------------------------------
 
@@ -90,12 +89,16 @@ class Border:
     def user_rows(self, rows: list[CoreRow]) -> Iterator[Row]:
         if self._several:
             return self._tagged_rows(rows)
-        return self._read(map(_payload, rows))
+        if (
+            len(rows) == 1 and self._row is not None
+        ):  # most calls; three iterators cost more than what they do
+            return iter((self._row(decode_payload(rows[0][2])),))
+        return self._read(map(decode_payload, map(_payload, rows)))
 
     def _tagged_rows(self, rows: list[CoreRow]) -> Iterator[Row]:
         for row in rows:
             n, payload = row[2]
-            yield from self._readers[n](iter((payload,)))
+            yield from self._readers[n](iter((decode_payload(payload),)))
 
     # -- out ---------------------------------------------------------------------------------
 
@@ -114,23 +117,20 @@ class Border:
         return (
             key if self._key_of is None else self._key_of(payload),
             0 if self._time_of is None else self._time_of(payload),
-            payload,
+            encode_payload(payload),
         )
 
     # -- time --------------------------------------------------------------------------------
 
     def timer_values(self, time_ms: int, watermark_ms: int) -> TimerValues:
         """As Spark: neither without a time mode, no watermark in processing time, 0 while there is none."""
-        if self._times != (time_ms, watermark_ms):
-            self._times = (time_ms, watermark_ms)
-            match self.plan.time_mode:
-                case "processingTime":
-                    self._timer_values = TimerValues(time_ms, 0)
-                case "eventTime":
-                    self._timer_values = TimerValues(time_ms, max(watermark_ms, 0))
-                case _:
-                    pass  # (-1, -1) for ever
-        return self._timer_values
+        match self.plan.time_mode:
+            case "processingTime":
+                return TimerValues(time_ms, 0)
+            case "eventTime":
+                return TimerValues(time_ms, max(watermark_ms, 0))
+            case _:
+                return TimerValues(-1, -1)
 
     def expired_timer(self, expiry_ms: int) -> ExpiredTimerInfo:
         return ExpiredTimerInfo(expiry_ms)

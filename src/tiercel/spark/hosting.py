@@ -1,89 +1,112 @@
 """Every router and every instance is one long-lived Spark task: starting, finding and ending them.
 
-Responsible for: one Spark job per process, in a driver thread, tagged; what runs inside the task.
-Not responsible for: what the process does once it runs (runtime/host.py drives it).
+Responsible for: one Spark job per process, in a driver thread, tagged; submitting it again when Spark
+    has given up; what runs inside the task.
+Not responsible for: what the process does once it runs (runtime/host.py), how many there may be (slots.py).
 
     driver: start(name) --> thread: spark.range(1).mapInArrow(task) --> worker: Host.run ... end
-                              |                                             |
-                              +-- job ends or fails <-- Spark retries <-----+
+                              |  ^                                          |
+                              |  +-- Spark has used up its retries <-- Spark retries
+                              +-- dismissed: the job ends
 
-The secret and the code travel in the closure that Spark ships, never on a command line. A process
-is ended by dismissing it in the registry; cancelling its job is what a crash looks like.
+Only the directory and the user's code travel in the closure that Spark ships; the secret is read from
+the directory. A process is ended by dismissing it in the registry; cancelling its job is what a crash
+looks like.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import uvloop
 from pyspark import InheritableThread, TaskContext
 from pyspark.sql import SparkSession
 
 from tiercel.core.instance import Instance
 from tiercel.core.router import Router
-from tiercel.core.settings import Settings
-from tiercel.core.topology import Topology, operator_of, site_of
+from tiercel.core.topology import operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.host import Host, Machine
-from tiercel.runtime.registry import Address, Registry
-from tiercel.runtime.store import Durability, Store
-from tiercel.spark.border import Border
+from tiercel.runtime.place import Place
+from tiercel.runtime.registry import Address
+from tiercel.runtime.store import Store
+from tiercel.spark.border import Border, OperatorPlan
 
 if TYPE_CHECKING:
     import pyarrow
 
 log = logging.getLogger(__name__)
 
-START_S_MAX = 60.0  # a first Python worker on a busy machine takes a few seconds
+START_S_MAX = 90.0  # a first Python worker on a busy machine, or an executor that must be allocated first
 END_S_MAX = 15.0
 LOOK_S = 0.02
-
-MakeBorder = Callable[[], Border]
-
-
-class Deployment(msgspec.Struct, frozen=True):
-    """What every process of a deployment must know."""
-
-    topology: Topology
-    settings: Settings
-    directory: Path  # registry and storage
-    secret: bytes
-    durability: Durability = "os"
-
-    @property
-    def registry(self) -> Registry:
-        return Registry(self.directory / "registry")
-
-    def __repr__(self) -> str:
-        return f"Deployment({self.directory})"  # the secret is not for logs
+HEALTHY_S = 20.0  # a job that ran this long and then failed had been well
+FAILURES_MAX = 4  # in a row, each sooner than that: the process cannot work, and is given up
+PAUSE_S = 0.2  # before a job is submitted again
 
 
 # -- inside the task --------------------------------------------------------------------------
 
 
-def build_host(deployment: Deployment, name: str, make_border: MakeBorder | None) -> Host:
-    """The machine of that name in its host: a site's router, or an instance."""
-    store = Store(deployment.directory / "storage" / name, deployment.durability)
-    topology, settings = deployment.topology, deployment.settings
+def build_host(
+    place: Place,
+    name: str,
+    plan: OperatorPlan | None,
+    make_router: Callable[..., Router] = Router,
+    make_instance: Callable[..., Instance] = Instance,
+) -> Host:
+    """The machine of that name in its host: a site's router, or with a plan an instance."""
+    manifest = place.manifest()
+    topology, settings, registry = manifest.topology, manifest.settings, place.registry
+    store = Store(place.process(name), manifest.durability)
     machine: Machine
-    if make_border is None:
-        machine = Router(name, topology, settings, store.life, store.items())
-        dials = [site for site in topology.sites if site > name]
+    peers: Callable[[], Iterable[str]]
+    if plan is None:
+        machine = make_router(name, topology, settings, store.life, store.items())
+        sites = [site for site in topology.sites if site > name]
+
+        def peers() -> Iterable[str]:
+            return sites
     else:
         operator = topology.operator(operator_of(name))
-        machine = Instance(name, operator, make_border(), settings, store.life)
-        dials = [site_of(name), *(other for other in operator.instances if other > name)]
-    return Host(name, machine, deployment.registry, deployment.secret, dials=dials, store=store)
+        machine = make_instance(name, operator, Border(plan), settings, store.life)
+        router = site_of(name)
+
+        def peers() -> Iterable[str]:
+            """Its router, and its siblings: state moves between them without a detour."""
+            siblings = [n for n in registry.names() if n > name and operator_of(n) == operator.name]
+            return [router, *siblings]
+
+    return Host(
+        name,
+        machine,
+        registry,
+        place.secret,
+        dials=peers,
+        store=store,
+        bind=manifest.bind,
+        tls=manifest.tls,
+        metrics=place.metrics,
+    )
+
+
+Build = Callable[[Place, str, OperatorPlan | None], Host]
+
+
+def executor_here() -> str:
+    """The executor of this task: on a cluster it works in a directory named after it."""
+    here = Path.cwd()
+    return here.name if here.parent.name.startswith("app-") else "driver"
 
 
 def task(
-    deployment: Deployment, name: str, make_border: MakeBorder | None
+    directory: Path, name: str, plan: OperatorPlan | None, build: Build = build_host
 ) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """What Spark runs for one process; its one row comes out when the process has ended."""
 
@@ -92,9 +115,13 @@ def task(
         for batch in batches:
             context = TaskContext.get()
             assert context is not None
-            host = build_host(deployment, name, make_border)
+            host = build(Place(directory), name, plan)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(host.run(context.stageId(), context.attemptNumber(), context.taskAttemptId()))
+                runner.run(
+                    host.run(
+                        context.stageId(), context.attemptNumber(), context.taskAttemptId(), executor_here()
+                    )
+                )
             yield batch
 
     return run
@@ -106,48 +133,100 @@ def task(
 class Hosting:
     """The processes of one deployment in one Spark application."""
 
-    def __init__(self, spark: SparkSession, deployment: Deployment) -> None:
+    def __init__(self, spark: SparkSession, place: Place, build: Build = build_host) -> None:
         self._spark = spark
-        self._deployment = deployment
+        self._build = build
+        self._place = place
+        self._registry = place.registry
         self._threads: dict[str, InheritableThread] = {}
-        self.failures: dict[str, BaseException] = {}
+        self._unwanted: set[str] = set()
+        self._lock = threading.Lock()
+        self.failures: dict[str, str] = {}  # of processes that were given up: the reason
+        self.submissions: dict[str, int] = {}
 
-    def start(self, name: str, make_border: MakeBorder | None = None) -> None:
-        """Ask Spark for a task that hosts this process: a router, or with a border an instance."""
-        work = task(self._deployment, name, make_border)
+    @property
+    def names(self) -> list[str]:
+        return sorted(set(self._threads) - self._unwanted)
 
-        def job() -> None:
-            self._spark.sparkContext.addJobTag(f"tiercel:{name}")
+    def start(self, name: str, plan: OperatorPlan | None = None) -> None:
+        """Ask Spark for a task that hosts this process: a router, or with a plan an instance."""
+        with self._lock:
+            if name in self._threads and self._threads[name].is_alive():
+                return
+            self._unwanted.discard(name)
+            self._registry.welcome(name)
+            thread = InheritableThread(
+                target=self._keep_running, args=(name, plan), name=f"tiercel-{name}", daemon=True
+            )
+            self._threads[name] = thread
+            thread.start()
+
+    def _keep_running(self, name: str, plan: OperatorPlan | None) -> None:
+        """One job after the other until the process is dismissed, or cannot work at all."""
+        context = self._spark.sparkContext
+        context.addJobTag(f"tiercel:{name}")
+        context.setJobDescription(f"Tiercel: {name}")
+        work = task(self._place.directory, name, plan, self._build)
+        in_a_row = 0
+        while name not in self._unwanted:
+            begun = time.monotonic()
+            self.submissions[name] = self.submissions.get(name, 0) + 1
             try:
                 self._spark.range(0, 1, 1, 1).mapInArrow(work, "id long").collect()
             except Exception as error:
-                self.failures[name] = error
-                log.warning("the job of %s failed: %s", name, str(error)[:500])
+                if name in self._unwanted:
+                    return
+                in_a_row = 1 if time.monotonic() - begun > HEALTHY_S else in_a_row + 1
+                reason = _reason(error)
+                log.warning("the job of %s failed (%d in a row): %s", name, in_a_row, reason)
+                if in_a_row >= FAILURES_MAX:
+                    self.failures[name] = reason
+                    return
+                time.sleep(PAUSE_S)
 
-        thread = InheritableThread(target=job, name=f"tiercel-{name}", daemon=True)
-        self._threads[name] = thread
-        thread.start()
-
-    def wait(self, name: str) -> Address:
-        """Where a process listens, as soon as it does."""
+    def wait(self, name: str, after_life: int = 0) -> Address:
+        """Where a process listens, as soon as it does, in a life above `after_life`."""
         give_up = time.monotonic() + START_S_MAX
         while time.monotonic() < give_up:
-            address = self._deployment.registry.find(name)
-            if address is not None:
+            address = self._registry.find(name)
+            if address is not None and address.life > after_life:
                 return address
             if name in self.failures:
                 what = f"{name} could not be started: {self.failures[name]}"
-                raise UserError(what)
+                raise UserError(what, hint="the executor's log has the whole story")
             time.sleep(LOOK_S)
-        what = f"{name} did not start within {START_S_MAX:g} s"
-        raise UserError(what, hint="see the log of Spark's executor")
+        what = f"{name} did not start within {START_S_MAX:g} s (START_S_MAX)"
+        raise UserError(
+            what,
+            expected="a free task slot for it",
+            hint="see Spark's UI for what holds the slots, and the log of its executors",
+        )
+
+    def dismiss(self, name: str) -> None:
+        """End one process for good; returns at once."""
+        self._unwanted.add(name)
+        self._registry.dismiss(name)
 
     def end(self) -> None:
         """Dismiss every process; cancel the jobs of those that do not listen."""
         for name in self._threads:
-            self._deployment.registry.dismiss(name)
+            self.dismiss(name)
         give_up = time.monotonic() + END_S_MAX
         for name, thread in self._threads.items():
             thread.join(max(0.0, give_up - time.monotonic()))
             if thread.is_alive():
                 self._spark.sparkContext.cancelJobsWithTag(f"tiercel:{name}")
+        for name in self._threads:
+            self._registry.withdraw(name)
+
+
+def _reason(error: Exception) -> str:
+    """The last line of a Python traceback inside Spark's message says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in reversed(lines):
+        head = line.partition(":")[0]
+        if head.replace(".", "").replace("_", "").isalnum() and head[:1].isalpha() and ":" in line:
+            if head.startswith(("at ", "org.", "java.", "scala.")):
+                continue
+            return line[:500]
+    return (lines[0] if lines else type(error).__name__)[:500]

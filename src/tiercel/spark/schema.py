@@ -5,9 +5,10 @@ Not responsible for: single types (conversion.py), who sends or reads the rows.
 
     user's row --pack--> (key, event time in ms, payload) --values--> what user code sees
 
-A payload is the tuple of a row's columns in internal form, in the order of the schema. Nobody outside
-this module and border.py may rely on that. The checks are made into one function per schema: most values
-cost one comparison (four flat columns: about a microsecond a row from a dict, key included).
+Internally a row is the tuple of its columns in internal form, in the order of the schema; a payload is the
+MessagePack of that. Nobody outside this module and border.py may rely on it. The checks are made into one
+function per schema: most values cost one comparison (four flat columns: about a microsecond a row from a
+dict, key included).
 """
 
 from __future__ import annotations
@@ -44,7 +45,16 @@ US_PER_MS = 1000
 DEAD_LETTER_SCHEMA = "reason string, key binary, offset bigint, row binary"  # as core/engine.py makes them
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_key = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
+_decode = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
+
+
+def encode_payload(internal: Sequence[Any]) -> bytes:
+    return _encode(internal)
+
+
+def decode_payload(payload: Any) -> Sequence[Any]:
+    """Columns in internal form; dead letters, which the core makes, are not encoded."""
+    return _decode(payload) if type(payload) is bytes else payload
 
 
 class Columns:
@@ -52,8 +62,8 @@ class Columns:
 
     # Functions made for this schema. They are attributes, because a method would add half to their cost.
     pack: Callable[[Mapping[str, Any] | Row | Sequence[Any]], CoreRow]  # BadRow if the row does not fit
-    payload: Callable[[Sequence[Any]], Any]  # of values in the order of the columns; checked as well
-    values: Callable[[Any], tuple[Any, ...]]  # of a payload, as they are seen
+    payload: Callable[[Sequence[Any]], Any]  # internal form of values in the order of the columns; checked
+    values: Callable[[Any], tuple[Any, ...]]  # of an internal form, as they are seen
     key_of_payload: Callable[[Any], bytes]
     time_of_payload: Callable[[Any], int]
     plain: bool  # values are seen as they travel
@@ -124,9 +134,13 @@ class Columns:
     def key_of(self, values: Sequence[Any]) -> bytes:
         return self.key_of_payload(self.payload(values))
 
+    def unpack(self, payload: Any) -> tuple[Any, ...]:
+        """The values of a core row's payload, as they are seen."""
+        return self.values(decode_payload(payload))
+
     def key_values(self, key: bytes) -> tuple[Any, ...]:
         """The key columns of a key as user code sees them."""
-        return self._key_values(_decode_key(key))
+        return self._key_values(_decode(key))
 
     def time_of(self, values: Sequence[Any]) -> int:
         """The event time in ms; 0 for a stream that has none."""
@@ -153,7 +167,8 @@ class Columns:
 
         schema = to_arrow_schema(self.schema, timezone="UTC")
         arrays = []
-        columns = zip(*payloads, strict=True) if payloads else [()] * len(self.names)
+        rows = map(decode_payload, payloads)
+        columns = zip(*rows, strict=True) if payloads else [()] * len(self.names)
         for column, field, convert in zip(columns, schema, self._arrow, strict=True):
             converted = column if convert is None else [None if v is None else convert(v) for v in column]
             arrays.append(pyarrow.array(converted, type=field.type))
@@ -212,7 +227,7 @@ class Columns:
                     f"  {take} = in_order(row)",
                     *checks,
                     *timing,
-                    f"return ({made}, {ms}, ({take}))",
+                    f"return ({made}, {ms}, encode(({take})))",
                 ],
             ),
         ]
@@ -305,4 +320,14 @@ def _same_zero(value: Any) -> Any:
     return tuple(map(_same_zero, value)) if type(value) in (tuple, list) else value
 
 
-__all__ = ["DEAD_LETTER_SCHEMA", "BadRow", "Columns", "Schema", "as_struct", "parse_ddl", "row_maker"]
+__all__ = [
+    "DEAD_LETTER_SCHEMA",
+    "BadRow",
+    "Columns",
+    "Schema",
+    "as_struct",
+    "decode_payload",
+    "encode_payload",
+    "parse_ddl",
+    "row_maker",
+]

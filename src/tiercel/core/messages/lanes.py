@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tiercel.core.messages.base import Message
@@ -82,7 +84,7 @@ class LaneFrame(Message, frozen=True):
     n: int
     rows: list[Row]
     notice: AnyNotice | None = None
-    outputs: list[Output] | None = None  # for the lane to a stream's home
+    outputs: Sequence[Output] | None = None  # for the lane to a stream's home
 
     @property
     def size_bytes(self) -> int:

@@ -39,6 +39,8 @@ class MoveStatus(Message, frozen=True):
     move: str
     phase: str
     reason: str = ""
+    keys: int = 0  # captured, once they are
+    size_bytes: int = 0
 
 
 class StatusQuery(Message, frozen=True):
@@ -86,9 +88,11 @@ class CaptureFrom(Message, frozen=True):
 
 
 class Captured(Message, frozen=True):
-    """The source has captured every key."""
+    """The source has captured every key: so many, of that size."""
 
     move: str
+    keys: int = 0
+    size_bytes: int = 0
 
 
 class Chunk(Message, frozen=True):
@@ -156,6 +160,8 @@ class Cut(Message, frozen=True):
 
     move: str
     offset: int
+    keys: int = 0  # captured so far
+    size_bytes: int = 0
 
 
 class EmitFrom(Message, frozen=True):

@@ -1,0 +1,186 @@
+"""The controller's place in the driver: a thread that runs it, and what the driver asks of it.
+
+Responsible for: wishes from any thread, answers when they are there, the story of each move.
+Not responsible for: seeing moves through (control/controller.py), starting processes (hosting.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+import uvloop
+
+from tiercel.control.controller import Controller, MoveState, Scale, TrackedMove
+from tiercel.control.plans import Plan
+from tiercel.core import messages as m
+from tiercel.core.effects import Effect
+from tiercel.core.events import Event, Received
+from tiercel.core.faults import InvalidRequest
+from tiercel.core.records import Key, Route
+from tiercel.core.topology import operator_of
+from tiercel.errors import UserError
+from tiercel.runtime.host import Host
+from tiercel.runtime.place import Place
+from tiercel.runtime.store import Store
+
+NAME: Final = "controller"
+ANSWER_S_MAX = 30.0
+LOOK_S = 0.005
+
+TABLES: Final[dict[str, Any]] = {"move": TrackedMove, "scale": Scale, "next_id": int, "retiring": bool}
+
+
+T = TypeVar("T")
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A phase that a move was seen in, and when, by the driver's monotonic clock."""
+
+    phase: str
+    at_s: float
+    keys: int = 0
+    size_bytes: int = 0
+
+
+class Watched(Controller):
+    """The controller, with a memory of how each move went."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.stories: dict[str, list[Stage]] = {}
+        self.answers: dict[str, int] = {}  # site -> how often its router told its tables
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        if isinstance(event, Received):
+            if isinstance(event.message, m.MoveStatus):
+                self._remember(event.message)
+            elif isinstance(event.message, m.StatusReply):
+                self.answers[event.sender] = self.answers.get(event.sender, 0) + 1
+                for status in event.message.statuses:
+                    self._remember(status)
+        return super().on_event(event, now_ms)
+
+    def _remember(self, status: m.MoveStatus) -> None:
+        story = self.stories.setdefault(status.move, [])
+        if not story or story[-1].phase != status.phase:
+            story.append(Stage(status.phase, time.monotonic(), status.keys, status.size_bytes))
+
+
+class Console:
+    """One thread with the controller in it."""
+
+    def __init__(
+        self, place: Place, on_launch: Callable[[str], object], on_retire: Callable[[str], object]
+    ) -> None:
+        manifest = place.manifest()
+        self._topology = manifest.topology
+        self._store = Store(place.process(NAME), manifest.durability, TABLES)
+        self._controller = Watched(manifest.topology, manifest.settings, self._store.items())
+        self._host = Host(
+            NAME,
+            self._controller,
+            place.registry,
+            place.secret,
+            dials=list(manifest.topology.sites),
+            store=self._store,
+            bind=manifest.bind,
+            tls=manifest.tls,
+            on_launch=on_launch,
+            on_retire=on_retire,
+        )
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="tiercel-controller", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            self._ready.set()
+            await self._host.run()
+
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve())
+        except BaseException as error:
+            self._failure = error
+            self._ready.set()
+
+    def end(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._host.end, "the deployment ends")
+            self._thread.join(10.0)
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def _ask(self, question: Callable[[Controller, float], tuple[T, Sequence[Effect]]]) -> T:
+        """Put a question to the controller in its own thread, and perform what it wants done."""
+
+        async def put() -> T:
+            answer, effects = question(self._controller, self._host.now_ms())
+            self._host.perform(effects)
+            return answer
+
+        if self._failure is not None or not self._thread.is_alive():
+            what = f"the controller has ended: {self._failure or 'the deployment was stopped'}"
+            raise UserError(what)
+        try:
+            return asyncio.run_coroutine_threadsafe(put(), self._loop).result(ANSWER_S_MAX)
+        except InvalidRequest as refusal:
+            raise UserError(refusal.what, expected=refusal.expected, hint=refusal.hint) from refusal
+
+    def request(self, plan: Plan, retries: int, deadline_ms: float | None) -> list[str]:
+        """Names of the moves that were taken on."""
+        return self._ask(lambda controller, now: controller.request(plan, now, retries, deadline_ms))
+
+    def scale(self, wish: Scale) -> None:
+        self._ask(lambda controller, now: (None, controller.scale(wish, now)))
+
+    def scaling(self, operator: str) -> bool:
+        """Whether a wish is still being carried out."""
+        controller = self._controller
+        return operator in controller.scales or any(operator_of(i) == operator for i in controller.retiring)
+
+    def moves(self) -> dict[str, TrackedMove]:
+        return dict(self._controller.moves)
+
+    def story(self, move: str) -> list[Stage]:
+        return list(self._controller.stories.get(move, ()))
+
+    def running(self) -> set[str]:
+        """Instances that are attached to their routers, as far as was told."""
+        return set(self._controller.running)
+
+    def refresh(self) -> None:
+        """Ask every router for its tables, and wait for the answers."""
+        before = dict(self._controller.answers)
+
+        def ask(controller: Controller, now_ms: float) -> tuple[None, Sequence[Effect]]:
+            return None, controller.ask_status(now_ms)
+
+        give_up = time.monotonic() + ANSWER_S_MAX
+        asked_at = 0.0
+        while time.monotonic() < give_up:
+            if time.monotonic() - asked_at > 0.5:  # a router that was just started again has lost it
+                self._ask(ask)
+                asked_at = time.monotonic()
+            answers = self._controller.answers
+            if all(answers.get(site, 0) > before.get(site, 0) for site in self._topology.sites):
+                return
+            time.sleep(LOOK_S)
+        silent = [s for s in self._topology.sites if self._controller.answers.get(s, 0) <= before.get(s, 0)]
+        what = f"no answer from the router of {', '.join(silent)} within {ANSWER_S_MAX:g} s"
+        raise UserError(what, hint="live.status() shows whether it runs")
+
+    def routes(self, operator: str) -> tuple[dict[int, Route], dict[Key, Route]]:
+        """Slots and single keys with their owners, as the routers last told."""
+        return dict(self._controller.slots[operator]), dict(self._controller.overrides[operator])
+
+
+ENDED = (MoveState.DONE.value, MoveState.UNDONE.value)

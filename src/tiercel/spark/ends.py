@@ -1,0 +1,138 @@
+"""Rows in, rows out: the clients of runtime/client.py, for rows of a stream's schema.
+
+Responsible for: checking and packing rows, unpacking outputs into `Row`s with their identity.
+Not responsible for: connections, retries, windows (runtime/client.py).
+
+They need a deployment's storage directory and nothing else: no session, no Java.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from pyspark.sql import Row
+
+from tiercel.core.records import Output, StreamEntry
+from tiercel.errors import UserError
+from tiercel.runtime.client import Producer, Subscriber
+from tiercel.runtime.place import Place, StreamFacts
+from tiercel.spark.border import row_maker
+from tiercel.spark.schema import Columns
+
+
+def stream_facts(place: Place, stream: str) -> StreamFacts:
+    """What is known about a stream; a clear error if there is none of that name."""
+    known = place.manifest().streams
+    if stream not in known:
+        raise UserError(f"unknown stream {stream!r}", expected=f"one of: {', '.join(sorted(known))}")
+    return known[stream]
+
+
+def identity(operator: str, output: Output) -> str:
+    """The same for the same output, whatever was moved, killed or read again in between."""
+    return f"{operator}/{output.key.hex()}/{output.epoch}/{output.offset}/{output.n}"
+
+
+class RowProducer:
+    """Writes rows to a stream. A row that does not fit raises, and nothing of its batch is sent."""
+
+    def __init__(self, place: Place | str, stream: str, *, name: str, site: str = "") -> None:
+        place = place if isinstance(place, Place) else Place(place)
+        facts = stream_facts(place, stream)
+        if facts.written_by:
+            raise UserError(f"stream {stream!r} is written by operator {facts.written_by!r}")
+        self.columns = Columns.of(facts)
+        self.client = Producer(place, stream, name=name, site=site)
+
+    def send(self, *rows: Any) -> None:
+        """Hand rows over (dicts, Rows or tuples); blocks only while too much is under way."""
+        self.send_many(rows)
+
+    def send_many(self, rows: Iterable[Any]) -> None:
+        packed, bad = self.columns.pack_all(rows)
+        if bad:
+            raise bad[0][1]
+        if packed:
+            self.client.send(packed)
+
+    def send_initial(self, rows: Iterable[Any], size: int) -> None:
+        """Rows that are keys' first state, in frames of this size. A second try skips what is safe."""
+        seq, frame = 0, []
+        for row in rows:
+            frame.append(self.columns.pack(row))
+            if len(frame) == size:
+                seq += 1
+                self.client.send_frame(seq, frame, initial=True)
+                frame = []
+        if frame:
+            self.client.send_frame(seq + 1, frame, initial=True)
+
+    def flush(self, timeout_s: float = 30.0) -> None:
+        """Returns when everything sent is safe."""
+        self.client.flush(timeout_s)
+
+    def close(self) -> None:
+        self.client.close()
+
+    def __enter__(self) -> RowProducer:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    async def send_async(self, *rows: Any) -> None:
+        packed, bad = self.columns.pack_all(rows)
+        if bad:
+            raise bad[0][1]
+        await self.client.send_async(packed)
+
+    async def flush_async(self, timeout_s: float = 30.0) -> None:
+        await self.client.flush_async(timeout_s)
+
+
+class Received(NamedTuple):
+    """One row of a stream, the offset of its log entry, and who it is."""
+
+    row: Row
+    offset: int
+    id: str
+
+
+class RowSubscriber:
+    """Reads a stream's rows as they become durable."""
+
+    def __init__(self, place: Place | str, stream: str, *, after: int | None = None) -> None:
+        place = place if isinstance(place, Place) else Place(place)
+        facts = stream_facts(place, stream)
+        self._operator = facts.written_by
+        self.columns = Columns.of(facts)
+        self._make = row_maker(self.columns.names)
+        self.client = Subscriber(place, stream, after=after)
+
+    def poll(self, timeout_s: float = 1.0) -> list[Received]:
+        """What has come; an empty list if nothing has by then."""
+        return [row for entry in self.client.poll(timeout_s) for row in self._rows(entry)]
+
+    def _rows(self, entry: StreamEntry) -> Iterator[Received]:
+        make, unpack, operator = self._make, self.columns.unpack, self._operator
+        for output in entry.outputs:
+            yield Received(make(unpack(output.row[2])), entry.offset, identity(operator, output))
+
+    def __iter__(self) -> Iterator[Received]:
+        for entry in self.client:
+            yield from self._rows(entry)
+
+    async def __aiter__(self) -> AsyncIterator[Received]:
+        async for entry in self.client:
+            for row in self._rows(entry):
+                yield row
+
+    def close(self) -> None:
+        self.client.close()
+
+    def __enter__(self) -> RowSubscriber:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()

@@ -1,0 +1,217 @@
+"""What was declared: streams, operators, and who reads what. Becomes a topology and a manifest.
+
+Responsible for: names, defaults, refusing what cannot work, comparing with what a directory holds.
+Not responsible for: the objects users hold (streams.py), running it (live.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructField, StructType
+
+from tiercel.core.faults import InvalidRequest
+from tiercel.core.records import Key
+from tiercel.core.settings import Settings
+from tiercel.core.topology import Operator, Stream, Topology, instance_name
+from tiercel.errors import UserError
+from tiercel.runtime.place import Durability, Manifest, StreamFacts
+from tiercel.spark.border import OperatorPlan
+from tiercel.spark.schema import Columns
+
+TIME_MODES = ("none", "processingTime", "eventTime")
+ON_ERROR = ("dead-letter", "fail", "retry")
+
+_UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamDeclaration:
+    """A stream as it was declared."""
+
+    name: str
+    columns: Columns
+    home: str
+    delay_ms: int | None = None
+    written_by: str = ""
+    logged: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorDeclaration:
+    """An operator as it was declared."""
+
+    operator: Operator
+    plan: OperatorPlan
+    initial: DataFrame | None = None
+
+
+class Graph:
+    """Everything that was declared so far."""
+
+    def __init__(self, sites: Mapping[str, str | None]) -> None:
+        self.sites = dict(sites)
+        self.streams: dict[str, StreamDeclaration] = {}
+        self.operators: dict[str, OperatorDeclaration] = {}
+
+    @property
+    def root(self) -> str:
+        return next(iter(self.sites))
+
+    def add_stream(self, declared: StreamDeclaration) -> None:
+        self._check_name("stream", declared.name)
+        self.streams[declared.name] = declared
+
+    def add_operator(self, declared: OperatorDeclaration) -> None:
+        self._check_name("operator", declared.operator.name)
+        self.operators[declared.operator.name] = declared
+
+    def _check_name(self, what: str, name: str) -> None:
+        if name in self.streams or name in self.operators:
+            raise UserError(f"{name!r} is declared twice", expected=f"a new name for this {what}")
+        if not name or set(name) & set("|@#>~/"):
+            raise UserError(f"{what} name {name!r}", expected="a name without any of | @ # > ~ /")
+
+    def check_site(self, site: str) -> str:
+        if site not in self.sites:
+            raise UserError(f"unknown site {site!r}", expected=f"one of: {', '.join(self.sites)}")
+        return site
+
+    def instances(self, operator: str, wanted: Mapping[str, int] | None) -> tuple[str, ...]:
+        """The names of so many instances at each site."""
+        counts = {self.root: 1} if wanted is None else dict(wanted)
+        for site, count in counts.items():
+            self.check_site(site)
+            if type(count) is not int or count < 0:
+                raise UserError(
+                    f"instances of {operator!r} at {site!r}: {count!r}", expected="a whole number, 0 or more"
+                )
+        names = tuple(
+            instance_name(operator, s, n) for s, count in counts.items() for n in range(1, count + 1)
+        )
+        if not names:
+            raise UserError(f"operator {operator!r} would have no instance", expected="at least one")
+        return names
+
+    # -- what it becomes ----------------------------------------------------------------------
+
+    def topology(self) -> Topology:
+        streams = {d.name: Stream(d.name, d.home, d.logged, {}, d.delay_ms) for d in self.streams.values()}
+        operators = {name: d.operator for name, d in self.operators.items()}
+        try:
+            return Topology(self.sites, streams, operators).validate()
+        except InvalidRequest as refusal:
+            raise UserError(refusal.what, expected=refusal.expected, hint=refusal.hint) from refusal
+
+    def manifest(
+        self, settings: Settings, durability: Durability, bind: str, found: Manifest | None
+    ) -> Manifest:
+        """The manifest of this graph; over one that was found, only streams and operators may be new."""
+        facts = {
+            d.name: StreamFacts(
+                d.columns.schema.json(), d.columns.key, d.columns.event_time, tuple(self.sites), d.written_by
+            )
+            for d in self.streams.values()
+        }
+        made = Manifest(uuid.uuid4().hex, self.topology(), facts, settings, durability, bind)
+        return made if found is None else self._continued(made, found)
+
+    def _continued(self, made: Manifest, found: Manifest) -> Manifest:
+        def refuse(what: str) -> None:
+            raise UserError(
+                f"the storage belongs to another deployment: {what}",
+                expected="the same sites, streams and operators as before, or more of them",
+                hint="choose another storage=, or declare what it holds",
+            )
+
+        if made.topology.sites != found.topology.sites:
+            refuse(f"its sites are {found.topology.sites}, not {made.topology.sites}")
+        for name, facts in found.streams.items():
+            if name not in made.streams:
+                refuse(f"it has the stream {name!r}, which is not declared")
+            now = made.streams[name]
+            if (now.schema, now.key, now.event_time) != (facts.schema, facts.key, facts.event_time):
+                refuse(f"its stream {name!r} has another schema, key or event time")
+        operators = dict(made.topology.operators)
+        for name, was in found.topology.operators.items():
+            if name not in operators:
+                refuse(f"it has the operator {name!r}, which is not declared")
+            now_operator = operators[name]
+            for fact in ("inputs", "output", "slots", "time_mode"):
+                if getattr(now_operator, fact) != getattr(was, fact):
+                    refuse(f"its operator {name!r} has other {fact}: {getattr(was, fact)!r}")
+            # where its slots began is history; live.scale changes how many instances there are now
+            operators[name] = msgspec.structs.replace(now_operator, instances=was.instances)
+        topology = msgspec.structs.replace(made.topology, operators=operators)
+        return msgspec.structs.replace(made, id=found.id, topology=topology)
+
+
+# -- small parsers of what users write --------------------------------------------------------
+
+
+def parse_sites(sites: Sequence[str] | Mapping[str, str | None]) -> dict[str, str | None]:
+    """`["cloud", "edge-1"]`: the first is the parent of the others; or a map from site to parent."""
+    if isinstance(sites, str):
+        sites = [sites]
+    found: dict[str, str | None] = {}
+    if isinstance(sites, Mapping):
+        found.update(sites)
+    else:
+        found.update({site: None if n == 0 else sites[0] for n, site in enumerate(sites)})
+    if not found:
+        raise UserError("no site was named", expected='at least one, as in sites=["cloud"]')
+    for site, parent in found.items():
+        if type(site) is not str or not site or set(site) & set("|@#>~/"):
+            raise UserError(f"site name {site!r}", expected="a name without any of | @ # > ~ /")
+        if parent is not None and parent not in found:
+            raise UserError(f"the parent {parent!r} of site {site!r} is no site", expected=", ".join(found))
+    return found
+
+
+def parse_delay(delay: str | float | timedelta) -> int:
+    """`"10 seconds"`, a timedelta, or seconds; in ms."""
+    if isinstance(delay, timedelta):
+        delay = delay.total_seconds()
+    if isinstance(delay, int | float) and not isinstance(delay, bool) and delay >= 0:
+        return int(delay * 1000)
+    if isinstance(delay, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", delay.lower())
+        if found and found[2] in _UNITS_MS:
+            return int(float(found[1]) * _UNITS_MS[found[2]])
+    raise UserError(f"delay {delay!r}", expected='something like "10 seconds", a timedelta, or seconds')
+
+
+def watermark_delay_ms(frame: DataFrame, column: str) -> int | None:
+    """The delay of `withWatermark`, which Spark notes at the column; None if there is none."""
+    if column not in frame.columns:
+        return None
+    delay = frame.schema[column].metadata.get("spark.watermarkDelayMs")
+    return None if delay is None else int(delay)
+
+
+def key_bytes(columns: Columns, key: object) -> Key:
+    """A key as users write it, a value or a tuple of them, in the form the core has it."""
+    values = key if isinstance(key, tuple | list) else (key,)
+    if len(values) != len(columns.key):
+        names = ", ".join(columns.key)
+        raise UserError(f"key {key!r} has {len(values)} columns", expected=f"{len(columns.key)}: ({names})")
+    return _key_columns(columns).pack(tuple(values))[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _key_columns(columns: Columns) -> Columns:
+    """Made once for all keys of a request: making the functions for a schema takes most of a millisecond."""
+    fields: list[StructField] = [columns.schema[name] for name in columns.key]
+    return Columns(StructType(fields), columns.key)
+
+
+def check_choice(what: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UserError(f"{what} {value!r}", expected=f"one of: {', '.join(allowed)}")

@@ -1,0 +1,353 @@
+"""A running deployment, as the driver of a Spark application holds it.
+
+Responsible for: from declarations to processes and back: start, move, scale, status, stop.
+Not responsible for: what was declared (graph.py, streams.py), the processes (hosting.py), deciding
+    moves (core/), seeing them through (control/).
+
+    start --> declare streams and operators --> deploy (by the first use) --> move, scale --> stop
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tiercel.core.settings import Settings
+from tiercel.core.topology import operator_of
+from tiercel.errors import UserError
+from tiercel.runtime.place import Durability, Place
+from tiercel.spark.border import InputPlan
+from tiercel.spark.console import Console
+from tiercel.spark.datasource import register
+from tiercel.spark.ends import RowProducer
+from tiercel.spark.graph import Graph, StreamDeclaration, parse_delay, parse_sites
+from tiercel.spark.hosting import Build, Hosting, build_host
+from tiercel.spark.locking import StorageLock
+from tiercel.spark.moves import Moving, Scaling
+from tiercel.spark.schema import Columns, Schema
+from tiercel.spark.session import open_session
+from tiercel.spark.slots import check_slots, probe, task_slots
+from tiercel.spark.status import Status, collect_status
+from tiercel.spark.steps import union as union_schema
+from tiercel.spark.streams import Feed, LiveStream, parse_schema
+from tiercel.spark.wishes import Wishes
+
+log = logging.getLogger(__name__)
+
+ATTACH_S_MAX = 60.0
+INITIAL_ROWS = 500  # of initial state in one frame
+
+
+def start(
+    spark: SparkSession | None = None,
+    sites: Sequence[str] | Mapping[str, str | None] = ("local",),
+    storage: str | Path | None = None,
+    *,
+    durability: Durability = "os",
+    settings: Settings | None = None,
+    bind: str = "127.0.0.1",
+) -> Live:
+    """A deployment in this Spark application; nothing runs before it is used. Use it in a `with`.
+
+    `storage` is a directory that the driver and every executor can write; what runs there before is
+    continued. Without one, a temporary directory is used and removed at the end.
+    """
+    return Live(spark or open_session("tiercel"), parse_sites(sites), storage, durability, settings, bind)
+
+
+class Live:
+    """One deployment."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        sites: Mapping[str, str | None],
+        storage: str | Path | None,
+        durability: Durability,
+        settings: Settings | None,
+        bind: str,
+    ) -> None:
+        task_slots(spark)  # a session that is stopped is told at once
+        if durability not in ("os", "disk"):
+            raise UserError(f"durability {durability!r}", expected="'os' or 'disk'")
+        self.spark = spark
+        self.graph = Graph(sites)
+        self._temporary = storage is None
+        self.place = Place(storage if storage is not None else tempfile.mkdtemp(prefix="tiercel-"))
+        self._durability = durability
+        self._settings = (settings or Settings()).validate()
+        self._bind = bind
+        self.build: Build = build_host  # what a task hosts; benchmarks put other machines there
+        self._feeds: list[Feed] = []
+        self._delays: dict[str, int] = {}
+        self._lock: StorageLock | None = None
+        self._hosting: Hosting | None = None
+        self._console: Console | None = None
+        self._stopped = False
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.stop()
+
+    # -- declaring ------------------------------------------------------------------------------
+
+    def check_declaring(self) -> None:
+        if self._hosting is not None or self._stopped:
+            raise UserError(
+                "the deployment runs already: nothing more can be declared",
+                expected="streams and operators before the first producer, subscription, DataFrame or move",
+                hint="start again on the same storage with the new ones added",
+            )
+
+    def stream(
+        self,
+        name: str,
+        schema: Schema,
+        *,
+        key: str | Sequence[str],
+        event_time: str = "",
+        delay: str | float | timedelta = 0,
+    ) -> LiveStream:
+        """Declare a stream that producers and DataFrames write. Rows of one key stay in order.
+
+        With `event_time`, a site's watermark is the newest event time it has seen, less `delay`.
+        """
+        self.check_declaring()
+        columns = Columns(
+            parse_schema(schema, f"schema of stream {name!r}"),
+            (key,) if isinstance(key, str) else tuple(key),
+            event_time,
+        )
+        if not columns.key:
+            raise UserError(f"stream {name!r} has no key", expected="key='column' or several")
+        delay_ms = parse_delay(delay) if event_time else None
+        return self.declare(StreamDeclaration(name, columns, self.graph.root, delay_ms))
+
+    def declare(self, declared: StreamDeclaration) -> LiveStream:
+        self.graph.add_stream(declared)
+        return LiveStream(self, [(declared.name, InputPlan(declared.columns))], declared.columns)
+
+    def union(self, first: LiveStream, *others: LiveStream) -> LiveStream:
+        """Several streams as the input of one operator. Keys must have the same columns."""
+        streams = [first, *others]
+        for stream in streams:
+            if stream.columns.key != first.columns.key:
+                raise UserError(
+                    f"union of {first.name!r}, keyed by {first.columns.key}, and {stream.name!r}, "
+                    f"keyed by {stream.columns.key}",
+                    expected="the same key columns",
+                    hint="key_by(...) gives a stream another key",
+                )
+        inputs = [pair for stream in streams for pair in stream._inputs]
+        names = [name for name, _ in inputs]
+        if len(set(names)) < len(names):
+            raise UserError(
+                f"a union with one stream twice: {', '.join(names)}", expected="different streams"
+            )
+        schema = union_schema(plan for _, plan in inputs)
+        return LiveStream(self, inputs, Columns(schema, first.columns.key, first.columns.event_time))
+
+    def add_feed(self, feed: Feed) -> None:
+        if feed.site:
+            self.graph.check_site(feed.site)
+        self._feeds.append(feed)
+        if self._hosting is not None:
+            self._start_feed(feed)
+
+    def note_delay(self, stream: str, delay_ms: int) -> None:
+        """The DataFrame that feeds it has a watermark: the stream takes over its delay."""
+        if self._hosting is None:
+            declared = self.graph.streams[stream]
+            self.graph.streams[stream] = StreamDeclaration(
+                declared.name, declared.columns, declared.home, delay_ms, declared.written_by, declared.logged
+            )
+
+    # -- from declarations to processes ---------------------------------------------------------
+
+    def deploy(self) -> Live:
+        """Start the routers and instances that were declared, then the feeds. Done by the first use."""
+        if self._stopped:
+            raise UserError("the deployment was stopped", hint="start it again on the same storage")
+        if self._hosting is not None:
+            return self
+        if not self.graph.operators:
+            raise UserError("no operator was declared", hint="stream.transform_with_state(...)")
+        lock = StorageLock(self.place)
+        try:
+            found = self.place.manifest() if self.place.taken else None
+            manifest = self.graph.manifest(self._settings, self._durability, self._bind, found)
+            instances = self.place.wanted() if found is not None else []
+            for name, declared in self.graph.operators.items():
+                if not any(operator_of(i) == name for i in instances):
+                    instances += declared.operator.instances
+            check_slots(self.spark, len(manifest.topology.sites) + len(instances))
+            self.place.write(manifest)
+            self.place.want(instances)
+            probe(self.spark, self.place.directory)
+        except BaseException:
+            lock.release()
+            raise
+        self._lock = lock
+        register(self.spark)
+        self._hosting = hosting = Hosting(self.spark, self.place, self.build)
+        try:
+            self.place.registry.clear()
+            for site in manifest.topology.sites:
+                hosting.start(site)
+            for instance in instances:
+                hosting.start(instance, self.graph.operators[operator_of(instance)].plan)
+            for name in [*manifest.topology.sites, *instances]:
+                hosting.wait(name)
+            self._console = Console(self.place, self._launch, self._retire)
+            self._wait_attached(instances)
+            for name, declared in self.graph.operators.items():
+                if declared.initial is not None:
+                    self._give_initial_state(name, declared.initial)
+            for feed in self._feeds:
+                self._start_feed(feed)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _wait_attached(self, instances: Iterable[str]) -> None:
+        assert self._console is not None
+        assert self._hosting is not None
+        give_up = time.monotonic() + ATTACH_S_MAX
+        missing = set(instances)
+        while missing and time.monotonic() < give_up:
+            for name in missing & set(self._hosting.failures):
+                raise UserError(f"{name} could not be started: {self._hosting.failures[name]}")
+            self._console.refresh()
+            missing -= self._console.running()
+            if missing:
+                time.sleep(0.02)
+        if missing:
+            raise UserError(f"{', '.join(sorted(missing))} did not attach within {ATTACH_S_MAX:g} s")
+
+    def _give_initial_state(self, operator: str, frame: DataFrame) -> None:
+        """Before the first tuple, once in the life of a deployment; sorted, so that a second try resumes."""
+        done = self.place.directory / f"initial-{operator}.done"
+        if done.exists():
+            return
+        stream = f"{operator}.initial"
+        columns = self.graph.streams[stream].columns
+        with RowProducer(self.place, stream, name=f"initial-{operator}") as producer:
+            rows = frame.sort(*columns.key, *[c for c in frame.columns if c not in columns.key])
+            producer.send_initial(rows.toLocalIterator(prefetchPartitions=True), INITIAL_ROWS)
+            producer.flush()
+        done.touch()
+
+    def _start_feed(self, feed: Feed) -> None:
+        checkpoint = feed.options.pop("checkpoint", str(self.place.feeds / f"checkpoint-{feed.name}"))
+        trigger = feed.options.pop("trigger", "")
+        writer = (
+            feed.frame.writeStream.format("tiercel")
+            .queryName(feed.name)
+            .option("checkpointLocation", checkpoint)
+            .option("storage", str(self.place.directory))
+            .option("stream", feed.stream)
+            .option("site", feed.site)
+            .options(**feed.options)
+        )
+        if trigger == "availableNow":
+            writer = writer.trigger(availableNow=True)
+        elif trigger:
+            writer = writer.trigger(processingTime=trigger)
+        feed.query = writer.start()
+
+    def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame:
+        reader = self.spark.readStream.format("tiercel").option("storage", str(self.place.directory))
+        return reader.option("stream", stream).options(**dict(options)).load()
+
+    # -- moving and scaling ---------------------------------------------------------------------
+
+    def move(
+        self,
+        operator: str,
+        *,
+        to: str,
+        keys: Iterable[Any] | None = None,
+        slots: Iterable[int] | None = None,
+        source: str = "",
+        strategy: str = "live",
+        retries: int = 0,
+        deadline_s: float | None = None,
+    ) -> Moving:
+        """Move keys, slots, or everything of an instance to an instance or a site. Returns at once.
+
+        Keys are as users know them: values, or tuples of them. A site with no instance of the
+        operator gets one.
+        """
+        wanted = self._wishes.owners(operator, keys, slots, source)
+        destination = self._wishes.destination(operator, to)
+        return self._wishes.move(operator, wanted, destination, strategy, retries, deadline_s)
+
+    def scale(self, operator: str, instances: Mapping[str, int], *, strategy: str = "live") -> Scaling:
+        """So many instances at each site, with an even share of the slots each. Returns at once."""
+        return self._wishes.scale(operator, instances, strategy)
+
+    def drain(self, instance: str) -> Moving:
+        """Move everything off an instance, as before its executor is taken away."""
+        return self._wishes.drain(instance)
+
+    @property
+    def _wishes(self) -> Wishes:
+        self.deploy()
+        assert self._console is not None
+        assert self._hosting is not None
+        return Wishes(self.spark, self.graph, self._console, self._hosting, self._launch_attached)
+
+    def _launch_attached(self, instance: str) -> None:
+        self._launch(instance)
+        self._wait_attached([instance])
+
+    def _launch(self, instance: str) -> None:
+        """The controller wants it; asked again while it starts."""
+        assert self._hosting is not None
+        if instance not in self._hosting.names:
+            self.place.want([*self.place.wanted(), instance])
+            self._hosting.start(instance, self.graph.operators[operator_of(instance)].plan)
+
+    def _retire(self, instance: str) -> None:
+        assert self._hosting is not None
+        self.place.want([i for i in self.place.wanted() if i != instance])
+        self._hosting.dismiss(instance)
+
+    # -- seeing ---------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """What runs where, printable and as a dict."""
+        self.deploy()
+        assert self._hosting is not None
+        assert self._console is not None
+        self._console.refresh()
+        return collect_status(self.place, self._hosting, self._console, self._feeds)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End feeds and processes cleanly. What was stored stays, unless it was temporary."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for feed in self._feeds:
+            feed.stop()
+        if self._console is not None:
+            self._console.end()
+        if self._hosting is not None:
+            self._hosting.end()
+        if self._lock is not None:
+            self._lock.release()
+        if self._temporary:
+            shutil.rmtree(self.place.directory, ignore_errors=True)

@@ -1,0 +1,142 @@
+"""Moves as users hold them: progress while they run, a report when they have ended.
+
+Responsible for: handles and reports.
+Not responsible for: carrying moves out (control/controller.py, core/).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tiercel.control.controller import MoveState, TrackedMove
+from tiercel.errors import UserError
+
+if TYPE_CHECKING:
+    from tiercel.spark.console import Console
+
+LOOK_S = 0.002
+
+
+class MoveUndone(UserError):
+    """The move did not happen: its keys are where they were, and nothing was lost."""
+
+
+class MoveReport(msgspec.Struct, frozen=True):
+    """How one move went. Times are in ms after the request, as the driver saw them."""
+
+    move: str
+    operator: str
+    source: str
+    destination: str
+    strategy: str
+    state: str  # queued | asked | done | undone
+    reason: str
+    keys: int
+    bytes_moved: int
+    phases: dict[str, float]
+
+    @property
+    def duration_ms(self) -> float:
+        return max(self.phases.values(), default=0.0)
+
+    def __str__(self) -> str:
+        ended = f"{self.state} after {self.duration_ms:.1f} ms"
+        what = f"{self.keys} keys, {self.bytes_moved:,} bytes"
+        way = f"{self.source} -> {self.destination} ({self.strategy})"
+        return f"{self.move}: {way} {ended}, {what} {self.reason}".rstrip()
+
+
+class Moving:
+    """The moves that one request became: one for each instance that owned some of the keys."""
+
+    def __init__(self, console: Console, names: list[str]) -> None:
+        self._console = console
+        self.names = names
+        self.asked_s = time.monotonic()
+
+    @property
+    def done(self) -> bool:
+        """Whether all of them have ended, this way or that."""
+        ended = (MoveState.DONE.value, MoveState.UNDONE.value)
+        moves = self._console.moves()
+        return all(moves[name].state in ended for name in self.names)
+
+    def reports(self) -> list[MoveReport]:
+        moves = self._console.moves()
+        return [self._report(moves[name]) for name in self.names]
+
+    def _report(self, tracked: TrackedMove) -> MoveReport:
+        story = self._console.story(tracked.move)
+        phases: dict[str, float] = {}
+        for stage in story:
+            phases.setdefault(stage.phase, round((stage.at_s - self.asked_s) * 1e3, 3))
+        wanted = tracked.wanted
+        return MoveReport(
+            tracked.move,
+            wanted.operator,
+            wanted.source,
+            wanted.destination,
+            wanted.strategy,
+            tracked.state,
+            tracked.reason,
+            max((stage.keys for stage in story), default=0),
+            max((stage.size_bytes for stage in story), default=0),
+            phases,
+        )
+
+    def progress(self) -> str:
+        """One line: where each of them is."""
+        moves = self._console.moves()
+        parts = []
+        for name in self.names:
+            story = self._console.story(name)
+            parts.append(f"{name} {story[-1].phase if story else moves[name].state}")
+        return ", ".join(parts) or "nothing to move"
+
+    def wait(self, timeout_s: float = 60.0) -> list[MoveReport]:
+        """Until all have ended. Raises `MoveUndone` if one was undone, `UserError` if it takes too long."""
+        give_up = time.monotonic() + timeout_s
+        while not self.done:
+            if time.monotonic() > give_up:
+                raise UserError(f"not ended within {timeout_s:g} s: {self.progress()}", hint="wait longer")
+            time.sleep(LOOK_S)
+        reports = self.reports()
+        for report in reports:
+            if report.state == MoveState.UNDONE.value:
+                raise MoveUndone(
+                    f"move {report.move} was undone: {report.reason}",
+                    hint="the keys are where they were; ask again, or with retries=",
+                )
+        return reports
+
+    def __str__(self) -> str:
+        return "\n".join(str(report) for report in self.reports()) or "nothing to move"
+
+
+class Scaling:
+    """A wish for a number of instances, being carried out."""
+
+    def __init__(self, console: Console, operator: str) -> None:
+        self._console = console
+        self._operator = operator
+        self.asked_s = time.monotonic()
+
+    @property
+    def done(self) -> bool:
+        return not self._console.scaling(self._operator)
+
+    def wait(self, timeout_s: float = 180.0) -> float:
+        """Until the instances run and the load is even; returns the seconds it took."""
+        give_up = self.asked_s + timeout_s
+        while not self.done:
+            if time.monotonic() > give_up:
+                raise UserError(
+                    f"scaling {self._operator!r} has not ended within {timeout_s:g} s",
+                    expected="free task slots for the new instances",
+                    hint="live.status() shows which instances run",
+                )
+            time.sleep(0.02)
+        return time.monotonic() - self.asked_s

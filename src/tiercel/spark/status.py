@@ -1,0 +1,133 @@
+"""What runs where: routers and instances with their Spark tasks, operators, moves, feeds.
+
+Responsible for: collecting it from the registry, the controller and Spark, and showing it.
+Not responsible for: figures over time (the data source `tiercel-metrics`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tiercel.core.topology import operator_of, site_of
+from tiercel.runtime.place import Place
+
+if TYPE_CHECKING:
+    from tiercel.spark.console import Console
+    from tiercel.spark.hosting import Hosting
+    from tiercel.spark.streams import Feed
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """One router or instance, and the Spark task it is."""
+
+    name: str
+    kind: str  # router | instance
+    site: str
+    state: str  # running | starting | failed
+    stage: int
+    attempt: int
+    task: int
+    executor: str
+    pid: int
+    life: int
+    submissions: int
+    slots: int
+    reason: str = ""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A deployment at one moment."""
+
+    id: str
+    storage: str
+    durability: str
+    processes: list[ProcessStatus]
+    operators: dict[str, dict[str, int]]  # operator -> instance -> slots
+    moved_keys: dict[str, int]  # operator -> keys with an owner of their own
+    moves: dict[str, str]
+    feeds: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    def __str__(self) -> str:
+        lines = [f"deployment {self.id[:8]} in {self.storage}, durability {self.durability}"]
+        head = ("process", "state", "slots", "stage", "attempt", "task", "executor", "pid", "life")
+        rows = [head] + [
+            tuple(
+                str(v)
+                for v in (p.name, p.state, p.slots, p.stage, p.attempt, p.task, p.executor, p.pid, p.life)
+            )
+            for p in self.processes
+        ]
+        widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+        lines += [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        running = [f"{move} {state}" for move, state in self.moves.items() if state in ("queued", "asked")]
+        lines.append(f"moves: {len(self.moves)}" + (f", running: {', '.join(running)}" if running else ""))
+        for feed, state in self.feeds.items():
+            lines.append(f"feed {feed}: {state}")
+        lines += [f"{p.name}: {p.reason}" for p in self.processes if p.reason]
+        return "\n".join(lines)
+
+
+def collect_status(place: Place, hosting: Hosting, console: Console, feeds: Sequence[Feed]) -> Status:
+    manifest = place.manifest()
+    operators: dict[str, dict[str, int]] = {}
+    moved: dict[str, int] = {}
+    owned: Counter[str] = Counter()
+    for name in manifest.topology.operators:
+        by_slot, overrides = console.routes(name)
+        counts = Counter(route.instance for route in by_slot.values())
+        owned.update(counts)
+        operators[name] = {i: counts[i] for i in hosting.names if operator_of(i) == name}
+        moved[name] = len(overrides)
+    processes = [_process(name, place, hosting, console, owned[name]) for name in hosting.names]
+    return Status(
+        manifest.id,
+        str(place.directory),
+        manifest.durability,
+        processes,
+        operators,
+        moved,
+        {name: tracked.state for name, tracked in console.moves().items()},
+        {feed.name: _feed_state(feed) for feed in feeds},
+    )
+
+
+def _process(name: str, place: Place, hosting: Hosting, console: Console, slots: int) -> ProcessStatus:
+    address = place.registry.find(name)
+    instance = bool(operator_of(name))
+    up = address is not None and (not instance or name in console.running())
+    reason = hosting.failures.get(name, "")
+    state = "failed" if reason else "running" if up else "starting"
+    return ProcessStatus(
+        name,
+        "instance" if instance else "router",
+        site_of(name) if instance else name,
+        state,
+        -1 if address is None else address.stage,
+        -1 if address is None else address.attempt,
+        -1 if address is None else address.task,
+        "" if address is None else address.executor,
+        -1 if address is None else address.pid,
+        0 if address is None else address.life,
+        hosting.submissions.get(name, 0),
+        slots,
+        reason,
+    )
+
+
+def _feed_state(feed: Feed) -> str:
+    if feed.query is None:
+        return "not started"
+    failure = feed.query.exception()
+    if failure is not None:
+        return f"failed: {str(failure).partition(chr(10))[0][:200]}"
+    return "running" if feed.query.isActive else "ended"
