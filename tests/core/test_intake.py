@@ -1,4 +1,4 @@
-"""What a router does with rows as they enter: watermarks that a stream makes itself, late rows, inputs told apart."""
+"""What a router does with rows as they enter: watermarks of a stream's own, late rows, inputs told apart."""
 
 from __future__ import annotations
 

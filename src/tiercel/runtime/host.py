@@ -88,7 +88,7 @@ def wall_clock() -> Callable[[], float]:
 def tame_collector() -> None:
     """Young garbage is collected now and then, old garbage hardly ever.
 
-    Full collections stopped a router for up to 0.8 s and were 40 % of its time (bench.slice, 1 M tuples).
+    Full collections stopped a router for up to 0.8 s and were 40 % of its time (1 M tuples under load).
     Small steps keep a young one near a millisecond; what survives two of them is left alone.
     """
     gc.collect()
