@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from small import Running, until
+from small import WAIT_S_MAX, Running, until
 from tiercel.bench.averages import INPUT, OUTPUT, SITE, border, topology
 from tiercel.core.instance import Instance
 from tiercel.core.router import Router
 from tiercel.core.settings import Settings
-from tiercel.runtime.client import Producer, stream_range
+from tiercel.runtime.client import Producer, Subscriber, stream_range
 from tiercel.runtime.host import Host
 from tiercel.runtime.place import Manifest, Place, StreamFacts
 from tiercel.runtime.store import Store
@@ -42,7 +42,7 @@ class Averages:
             OUTPUT: StreamFacts(parse_ddl(AVERAGE).json(), (), written_by=OPERATOR),
         }
         self.place.write(Manifest("averages", topology(2), streams, Settings(**settings)))
-        self.columns = Columns.of(streams[INPUT])
+        self.columns, self.results = Columns.of(streams[INPUT]), Columns.of(streams[OUTPUT])
         self._hosts = [Running(self._host(SITE))]
         operator = self.place.manifest().topology.operators[OPERATOR]
         self._hosts += [Running(self._host(name)) for name in operator.instances]
@@ -82,7 +82,18 @@ class Averages:
 
     def wait_for(self, rows: int) -> None:
         """Until checkpoints hold this many rows: then their outputs are in the log."""
-        until(lambda: self.outputs() >= rows, f"{self.outputs()} of {rows} rows came out")
+        until(lambda: self.outputs() >= rows, f"not all of {rows} rows came out")
+
+    def averages(self) -> list[dict[str, Any]]:
+        """Everything in the output log, in its order."""
+        last, found = self.last, list[Any]()
+        with Subscriber(self.place, OUTPUT, after=0) as subscriber:
+            while subscriber.offset < last:
+                outputs = [o for entry in subscriber.poll(WAIT_S_MAX) for o in entry.outputs]
+                found += [
+                    dict(zip(self.results.names, self.results.values(o.row[2]), strict=True)) for o in outputs
+                ]
+        return found
 
     @property
     def last(self) -> int:

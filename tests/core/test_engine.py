@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,10 +10,11 @@ import msgspec
 import pytest
 
 from tiercel.core.engine import Engine
+from tiercel.core.faults import InvalidRequest, OperatorFailed
 from tiercel.core.keyed import KeyState
 from tiercel.core.keyspace import KeySpace
 from tiercel.core.records import INITIAL, Output, Row
-from tiercel.core.topology import Operator
+from tiercel.core.topology import Operator, Topology
 from tiercel.workloads.processors import PlainCode
 
 KEY = b"k"
@@ -161,6 +163,84 @@ def test_a_timer_of_a_row_that_succeeded_fires_whatever_became_of_the_next(paylo
     play.call(*payloads, time_ms=3)
     assert 8 in play.state.timers
     assert said(play.tick(8)) == [("fired", 8, [8])]
+
+
+# -- what becomes of an error ------------------------------------------------------------------
+
+
+class Flaky(Obedient):
+    """Raises the first times, whatever it is given; what it did before must be undone each time."""
+
+    failures = 0  # of the class: attributes of the object do not survive a call
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], times: Any) -> Iterator[Row]:
+        yield from super().handleInputRows(key, rows, times)
+        self._fail()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+        self._fail()
+
+    def _fail(self) -> None:
+        if Flaky.failures:
+            Flaky.failures -= 1
+            raise OSError("not yet")
+
+
+def flaky(failures: int, **policy: Any) -> Play:
+    play = Play(**policy)
+    play.engine = Engine(PlainCode(Flaky()), play.engine.operator)
+    Flaky.failures = failures
+    return play
+
+
+@pytest.mark.parametrize("payloads", [("x",), ("x", "y")])
+def test_with_retry_a_call_is_made_again_until_it_succeeds(payloads: tuple[str, ...]) -> None:
+    play = flaky(2, on_error="retry", retries=2)
+    out = play.call(*payloads)
+    assert said(out) == [(payload, n) for n, payload in enumerate(payloads, 1)]
+    assert [o.n for o in out] == list(range(len(payloads)))
+    assert play.letters() == []
+
+
+def test_with_retry_a_call_that_never_succeeds_is_a_dead_letter_in_the_end() -> None:
+    play = flaky(4, on_error="retry", retries=3)
+    assert play.call("x") == []
+    assert play.state.empty
+    assert Flaky.failures == 0
+    assert [letter.row[2][0] for letter in play.letters()] == ["OSError: not yet"]
+
+
+def test_with_retry_a_timer_fires_again_until_it_succeeds() -> None:
+    play = flaky(0, on_error="retry", retries=1)
+    play.call(("timer", 8))
+    Flaky.failures = 1
+    assert said(play.tick(8)) == [("fired", 8, [8])]
+    assert play.state.values["order"] == [("8",)]
+    assert play.letters() == []
+
+
+def test_retries_count_with_retry_only() -> None:
+    play = flaky(1, retries=5)
+    play.call("x")
+    assert len(play.letters()) == 1
+
+
+def test_with_fail_an_error_ends_the_operator_and_says_where() -> None:
+    play = Play(on_error="fail")
+    play.call("x")
+    with pytest.raises(OperatorFailed) as failed:
+        play.call("raise")
+    assert str(failed.value) == "operator op failed at offset 2, key b'k': ValueError: no"
+    assert play.state.values == {"count": (1,)}
+    assert str(pickle.loads(pickle.dumps(failed.value))) == str(failed.value)
+
+
+@pytest.mark.parametrize("policy", [{"on_error": "ignore"}, {"retries": -1}])
+def test_a_policy_that_makes_no_sense_is_refused(policy: dict[str, Any]) -> None:
+    operator = Operator("op", ("in",), "out", (), **policy)
+    with pytest.raises(InvalidRequest, match="operator op"):
+        Topology({}, {}, {"op": operator}).validate()
 
 
 # -- timers ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def test_counters_become_rates_and_files_are_replaced_at_their_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "FILE_BYTES_MAX", 500)
-    meter = Meter(tmp_path, "average@cloud#1")
+    meter = Meter(tmp_path, "average@cloud#1", None)
     for n in range(20):
         meter.write({"rows": 100 * n, "waited": n, "waited_ms": 2.0 * n, "state_keys": 5, "moves": 1}, 0.0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["average@cloud#1.1.jsonl", "average@cloud#1.jsonl"]
@@ -36,7 +36,7 @@ def test_counters_become_rates_and_files_are_replaced_at_their_limit(
 
 
 def test_a_line_that_was_cut_off_is_left_out_and_a_range_is_read_the_same_again(tmp_path: Path) -> None:
-    meter = Meter(tmp_path, "cloud")
+    meter = Meter(tmp_path, "cloud", None)
     meter.write({"lag": 3}, 0.0)
     [line] = read_lines(tmp_path, 0, 1 << 40)
     with (tmp_path / "cloud.jsonl").open("ab") as file:
@@ -62,7 +62,7 @@ def test_router_and_instances_say_what_they_do(tmp_path: Path) -> None:
         load = Load(50)
         hosts = [build_host(deployment, name, border if "@" in name else None) for name in names]
         for host in hosts:
-            host._metrics = tmp_path / "metrics"
+            host._meter = Meter(tmp_path / "metrics", host.name, host.machine)
         client = Host(PRODUCER, load, deployment.registry, deployment.secret, dials=[SITE])
         tasks = [asyncio.create_task(host.run()) for host in (*hosts, client)]
         await until(lambda: load.connected, "no connection with the router")

@@ -129,6 +129,8 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
         (m.Confirmed(1, 1, 5), m.Confirmed(2, 2, 4), None),
         (m.ProducerMark("p", 1), m.ProducerMark("p", 2), m.ProducerMark("p", 2)),
         (m.ProducerMark("p", 1), m.ProducerMark("q", 2), None),
+        (m.Consumed("s", 7), m.Consumed("s", 9), m.Consumed("s", 9)),
+        (m.Consumed("s", 7), m.Consumed("t", 9), None),
         (m.Dispatch([]), m.Confirmed(1, 1, 1), None),
     ],
 )

@@ -114,7 +114,7 @@ def test_an_operators_key_is_typed_by_its_input_and_passed_on_by_streams_without
 
 
 def test_state_and_metrics_name_what_is_missing(place: Place) -> None:
-    with pytest.raises(UserError, match="no operator 'averages' in .*\nexpected: one of: average"):
+    with pytest.raises(UserError, match=r"no operator 'averages' in .*\nexpected: one of: average"):
         State({"storage": str(place.directory), "operator": "averages"}).schema()
     with pytest.raises(UserError, match="option 'operator' is missing\nexpected: one of: average"):
         State({"storage": str(place.directory)}).schema()

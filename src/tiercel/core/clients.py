@@ -27,6 +27,7 @@ class Producer:
         self.greeted = False  # the router has said where we are
         self.rival = False  # somebody else sends under our name: the numbers are no longer ours
         self._met = False  # greeted at least once
+        self._sent_ever = 0  # unlike `_sent`, over all connections
         self._frames: deque[m.Produce] = deque()  # not acknowledged, in order
         self._sent = 0
 
@@ -53,8 +54,9 @@ class Producer:
     def _on_mark(self, seq: int) -> list[Effect]:
         first = not self.greeted
         self.greeted = True
-        self.rival = self.rival or (self._met and seq > self.submitted)
+        self.rival = self.rival or (self._met and seq > self._sent_ever)
         self._met = True
+        self._sent_ever = max(self._sent_ever, seq)
         self.acknowledged = max(self.acknowledged, seq)
         self.submitted = max(self.submitted, seq)  # an earlier life of ours sent these
         while self._frames and self._frames[0].seq <= seq:
@@ -72,6 +74,7 @@ class Producer:
             if frame.seq > self._sent:
                 effects.append(Send(self.site, frame))
                 self._sent = frame.seq
+        self._sent_ever = max(self._sent_ever, self._sent)
         return effects
 
 

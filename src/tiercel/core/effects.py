@@ -15,7 +15,7 @@ import msgspec
 StorageKey = tuple[Any, ...]  # (table, ...): ordered within a table, so a table prefix is a range
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, gc=False):
     """Hand a message to the connection with a peer: FIFO while it lasts, lost when it breaks.
 
     To a peer that is not connected it is dropped. Whatever must not be lost is sent again by the
@@ -26,7 +26,7 @@ class Send(msgspec.Struct, frozen=True):
     message: Any
 
 
-class Write(msgspec.Struct, frozen=True):
+class Write(msgspec.Struct, frozen=True, gc=False):
     """One atomic batch. Batches become durable in order; the driver answers `Durable(seq)`.
 
     A later durable batch implies that all earlier ones are durable. After a crash the disk holds
@@ -38,7 +38,7 @@ class Write(msgspec.Struct, frozen=True):
     deletes: tuple[StorageKey, ...] = ()
 
 
-class ReadLog(msgspec.Struct, frozen=True):
+class ReadLog(msgspec.Struct, frozen=True, gc=False):
     """Read entries of an inbox with `after < offset`, at most `limit`; answered by `LogRead`.
 
     Sees every batch written before it, durable or not.
@@ -50,7 +50,7 @@ class ReadLog(msgspec.Struct, frozen=True):
     reader: str  # who it is for; comes back in the answer
 
 
-class LoadCheckpoint(msgspec.Struct, frozen=True):
+class LoadCheckpoint(msgspec.Struct, frozen=True, gc=False):
     """Read the whole of the last durable checkpoint; answered by `CheckpointLoaded`.
 
     The driver opens a copy of it in a place of this process's own: a predecessor that Spark
@@ -58,32 +58,32 @@ class LoadCheckpoint(msgspec.Struct, frozen=True):
     """
 
 
-class SetTimer(msgspec.Struct, frozen=True):
+class SetTimer(msgspec.Struct, frozen=True, gc=False):
     """Fire `TimerFired(name)` at `at_ms` of this process's clock. Setting a name again replaces it."""
 
     name: str
     at_ms: float
 
 
-class Exit(msgspec.Struct, frozen=True):
+class Exit(msgspec.Struct, frozen=True, gc=False):
     """End this process cleanly. The supervisor starts it again if the deployment still wants it."""
 
     reason: str
 
 
-class Launch(msgspec.Struct, frozen=True):
+class Launch(msgspec.Struct, frozen=True, gc=False):
     """Start a new instance (the controller asks; Spark or the simulator does)."""
 
     instance: str
 
 
-class Retire(msgspec.Struct, frozen=True):
+class Retire(msgspec.Struct, frozen=True, gc=False):
     """End an instance that owns nothing any more, and do not start it again."""
 
     instance: str
 
 
-class Note(msgspec.Struct, frozen=True):
+class Note(msgspec.Struct, frozen=True, gc=False):
     """A line for the story: what happened and why. Drivers log it; it changes nothing."""
 
     text: str

@@ -50,7 +50,7 @@ class Engine:
         self._user_rows, self._output_row = code.user_rows, code.output_row
         self._attributes = vars(code.processor)
         self._initial = dict(self._attributes) if mutant != "attributes-survive" else {}
-        self._now: tuple[int, int] = (-1, -1)  # what `_times` says
+        self._time_ms = self._watermark_ms = -1  # what `_times` says
         self._times = code.timer_values(-1, -1)
         self.dead_letters: list[Output] = []
         self.about_keys = (code.user_key, frozenset(self.handle.deleted))  # for a KeySpace
@@ -116,8 +116,8 @@ class Engine:
     def _bind(self, state: KeyState, time_ms: int, watermark_ms: int) -> Any:
         self.handle.state = state
         self.handle.time_ms = time_ms
-        if self._now != (time_ms, watermark_ms):  # the same for all keys of an entry
-            self._now = (time_ms, watermark_ms)
+        if self._time_ms != time_ms or self._watermark_ms != watermark_ms:  # one entry has one time
+            self._time_ms, self._watermark_ms = time_ms, watermark_ms
             self._times = self.code.timer_values(time_ms, watermark_ms)
         return self._times
 

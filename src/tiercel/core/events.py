@@ -14,32 +14,32 @@ from tiercel.core.effects import StorageKey
 from tiercel.core.records import Entry
 
 
-class Connected(msgspec.Struct, frozen=True):
+class Connected(msgspec.Struct, frozen=True, gc=False):
     """A fresh FIFO connection with a peer exists. Everything sent before on an older one may be lost."""
 
     peer: str
 
 
-class Disconnected(msgspec.Struct, frozen=True):
+class Disconnected(msgspec.Struct, frozen=True, gc=False):
     """The connection with a peer broke. Messages in flight, both ways, are lost."""
 
     peer: str
 
 
-class Received(msgspec.Struct, frozen=True):
+class Received(msgspec.Struct, frozen=True, gc=False):
     """A peer's message arrived."""
 
     sender: str
     message: Any
 
 
-class Durable(msgspec.Struct, frozen=True):
+class Durable(msgspec.Struct, frozen=True, gc=False):
     """`Write(seq)` and all before it are durable, as the log's durability setting defines it."""
 
     seq: int
 
 
-class LogRead(msgspec.Struct, frozen=True):
+class LogRead(msgspec.Struct, frozen=True, gc=False):
     """Answer to `ReadLog`."""
 
     inbox: str
@@ -47,13 +47,13 @@ class LogRead(msgspec.Struct, frozen=True):
     entries: list[Entry]
 
 
-class CheckpointLoaded(msgspec.Struct, frozen=True):
+class CheckpointLoaded(msgspec.Struct, frozen=True, gc=False):
     """Answer to `LoadCheckpoint`: all that the last durable checkpoint holds."""
 
     items: dict[StorageKey, Any]
 
 
-class TimerFired(msgspec.Struct, frozen=True):
+class TimerFired(msgspec.Struct, frozen=True, gc=False):
     """The timer of that name is due."""
 
     name: str

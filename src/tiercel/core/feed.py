@@ -30,6 +30,9 @@ class Phase(enum.Enum):
     LIVE = "live"  # entries are handed over as they are appended
 
 
+LIVE = Phase.LIVE  # asked for with every entry, and a member is looked up slowly
+
+
 class Feed:
     """The router's side of one instance's reading of its inbox."""
 
@@ -153,4 +156,4 @@ class Feed:
 
     @property
     def idle(self) -> bool:
-        return self.phase is Phase.LIVE and not self._inflight
+        return self.phase is LIVE and not self._inflight

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from tiercel.core import messages as m
-from tiercel.core.feed import Feed, Phase
+from tiercel.core.feed import LIVE, Feed
 from tiercel.core.lanes import Inbound
 from tiercel.core.records import (
     ABSENT_WATERMARK,
@@ -212,11 +212,11 @@ class Inbox:
         if control is None and not self.groups:
             for name, rows in parts.items():
                 feed = self.feeds.get(name)
-                if feed is not None and feed.phase is Phase.LIVE:
+                if feed is not None and feed.phase is LIVE:
                     feed.offer(entry, {name: rows} if len(parts) > 1 else parts)
         else:
             for feed in self.feeds.values():
-                if feed.phase is Phase.LIVE:
+                if feed.phase is LIVE:
                     share = {n: r for n, r in parts.items() if n == feed.instance or n.endswith(feed.suffix)}
                     if share or control is not None:
                         feed.offer(entry, share)

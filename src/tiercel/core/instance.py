@@ -51,8 +51,8 @@ class Instance(Processing):
         step = Step(now_ms)
         released: list[Effect] = []
         match event:
-            case Received(sender=sender, message=message):
-                self._on_message(step, sender, message)
+            case Received():
+                self._on_message(step, event.sender, event.message)
             case Durable(seq=seq):
                 released = self.journal.durable_through(seq)
                 self.checkpointer.stored(step, seq)

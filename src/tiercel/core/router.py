@@ -11,6 +11,7 @@ operators' inboxes and the stream's output log -> `Publish` to subscribers once 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, assert_never, cast
 
 from tiercel.core import messages as m
@@ -26,6 +27,8 @@ from tiercel.core.events import (
     TimerFired,
 )
 from tiercel.core.faults import CoreBug, within
+from tiercel.core.feed import LIVE
+from tiercel.core.inbox import Inbox
 from tiercel.core.lanes import Lane
 from tiercel.core.movedesk import MoveDesk
 from tiercel.core.records import StreamEntry
@@ -48,7 +51,7 @@ class Router(MoveDesk):
     ) -> None:
         super().__init__(site, topology, settings, incarnation)
         self._retrying = False
-        self._unsynced: list[tuple[int, dict[str, int], list[tuple[Lane, int]]]] = []
+        self._unsynced: deque[tuple[int, list[tuple[Inbox, int]], list[tuple[Lane, int]]]] = deque()
         self.boot = recover_router(self, items)
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
@@ -59,10 +62,10 @@ class Router(MoveDesk):
             boot(step)
         released: list[Effect] = []
         match event:
-            case Received(sender=sender, message=message):
-                self.on_message(step, sender, message)
-            case Durable(seq=seq):
-                released = self._on_durable(step, seq)
+            case Received():
+                self.on_message(step, event.sender, event.message)
+            case Durable():
+                released = self._on_durable(step, event.seq)
             case LogRead(inbox=name, reader=reader, entries=entries):
                 if reader.startswith("shadow|"):
                     departure = self.departures.get(reader[7:])
@@ -92,6 +95,9 @@ class Router(MoveDesk):
                 self.on_produce(step, sender, message)
             case m.Outputs():
                 self.on_outputs(step, message)
+            case m.Consumed():
+                if message.stream in self.streams:
+                    self.streams[message.stream].consumed(step, sender, message.offset)
             case m.MoveOutputs():
                 self.on_move_outputs(step, message)
             case m.LaneFrame():
@@ -115,9 +121,6 @@ class Router(MoveDesk):
                 log = self.streams.get(message.stream)
                 first, last = (-1, -1) if log is None else (log.first, log.visible)
                 step.send(sender, m.RangeReply(message.stream, first, last))
-            case m.Consumed():
-                if message.stream in self.streams:
-                    self.streams[message.stream].consumed(step, sender, message.offset)
             case m.Attach():
                 self.on_attach(step, message)
             case m.Resume():
@@ -139,7 +142,7 @@ class Router(MoveDesk):
             for feed in inbox.feeds.values():
                 if feed.pending:
                     feed.flush(step)
-                if feed.wants_read():
+                if feed.phase is not LIVE and feed.wants_read():
                     feed.reading = True
                     step.read_log(inbox.name, feed.cursor, self.settings.read_entries_max, feed.instance)
         if (self.departures or self.arrivals) and not self._retrying:
@@ -147,9 +150,9 @@ class Router(MoveDesk):
             step.timer("retry", step.now_ms + self.settings.retry_ms)
         if step.puts or step.deletes:
             seq = self.journal.written + 1
-            offsets = {
-                name: inbox.offset for name, inbox in self.inboxes.items() if inbox.offset > inbox.durable
-            }
+            offsets = [
+                (inbox, inbox.offset) for inbox in self.inboxes.values() if inbox.offset > inbox.durable
+            ]
             ends = [
                 (lane, lane.next_n - 1) for lane in self.lanes.values() if lane.next_n - 1 > lane.durable_n
             ]
@@ -161,12 +164,13 @@ class Router(MoveDesk):
     def _on_durable(self, step: Step, seq: int) -> list[Effect]:
         released = self.journal.durable_through(seq)
         while self._unsynced and self._unsynced[0][0] <= seq:
-            _, offsets, ends = self._unsynced.pop(0)
-            for name, offset in offsets.items():
-                self.inboxes[name].durable = max(self.inboxes[name].durable, offset)
+            _, offsets, ends = self._unsynced.popleft()
+            for inbox, offset in offsets:
+                inbox.durable = max(inbox.durable, offset)
             for lane, n in ends:
                 lane.durable_n = max(lane.durable_n, n)
-        self.pump(step)
+        if self.lanes:
+            self.pump(step)
         for stream in self.streams.values():
             stream.durable(step, seq)
         return released

@@ -31,6 +31,8 @@ class Site(ABC):
     def __init__(self, site: str, topology: Topology, settings: Settings, incarnation: int) -> None:
         self.site = site
         self.topology = topology.validate()
+        named = {stream for o in topology.operators.values() for stream in (*o.inputs, o.output)}
+        self._consumers = {stream: topology.consumers(stream) for stream in named}
         self.settings = settings
         self.mutant = settings.mutant
         self.incarnation = incarnation
@@ -67,6 +69,10 @@ class Site(ABC):
         self.late: dict[str, int] = {}  # operator -> rows that came behind this site's watermark, this life
         self.rows = self.outputs = 0  # taken in and admitted in this life, for `gauges`
         self.boot: Callable[[Step], None] | None = None
+
+    def consumers(self, stream: str) -> tuple[str, ...]:
+        """The operators that read a stream."""
+        return self._consumers.get(stream, ())
 
     def lane(self, to: str, inbox: str) -> Lane:
         lane = self.lanes.get((to, inbox))

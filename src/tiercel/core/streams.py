@@ -63,6 +63,8 @@ class StreamLog:
 
     def durable(self, step: Step, seq: int) -> None:
         unsynced = self._unsynced
+        if not unsynced:
+            return
         while unsynced and unsynced[0][0] <= seq:
             self.visible = unsynced.popleft()[1]
         for subscriber in self.subscribers:

@@ -39,7 +39,7 @@ class Traffic(Site):
 
     def promise_source(self, step: Step, stream: str, source: str, watermark_ms: int) -> None:
         """This source of a stream, a producer or the stream itself at this site, is that far."""
-        for operator in self.topology.consumers(stream):
+        for operator in self.consumers(stream):
             sources = self.promises[operator].sources
             if watermark_ms > sources.get(source, ABSENT_WATERMARK):
                 sources[source] = watermark_ms
@@ -53,7 +53,7 @@ class Traffic(Site):
             self.producers.acknowledge(step, to, producer, early=self.mutant == "acknowledged-too-early")
 
     def congested(self, stream: str) -> bool:
-        for operator in self.topology.consumers(stream):
+        for operator in self.consumers(stream):
             if self.inboxes[operator].backlog_rows > self.settings.backlog_rows_max:
                 return True
             for (_, inbox), lane in self.lanes.items():
@@ -77,7 +77,7 @@ class Traffic(Site):
         An operator of several inputs is told with each row which one it came by.
         """
         self.rows += len(rows)
-        for name in self.topology.consumers(stream):
+        for name in self.consumers(stream):
             inbox, operator = self.inboxes[name], self.topology.operators[name]
             mine = [(r[0], INITIAL, r[2]) for r in rows] if initial else rows
             if timed and not initial and operator.time_mode == "eventTime":
@@ -113,7 +113,7 @@ class Traffic(Site):
             self.take(step, known)
             return
         inbound = self.inbound[frame] = Inbound(frame)
-        for operator in self.topology.consumers(message.stream):
+        for operator in self.consumers(message.stream):
             inbox, inputs = self.inboxes[operator], self.topology.operators[operator].inputs
             tag = inputs.index(message.stream) if len(inputs) > 1 else None
             rows = [
@@ -201,7 +201,7 @@ class Traffic(Site):
         if outputs:
             self.outputs += len(outputs)
             stream = self.topology.operators[operator].output
-            if self.topology.consumers(stream):
+            if self.consumers(stream):
                 self.take_in(step, stream, [o.row for o in outputs])
             self.log_outputs(step, stream, outputs)
 
@@ -339,7 +339,7 @@ class Traffic(Site):
     def unsettled_outputs(self, operator: str) -> set[FrameId]:
         """Frames with this operator's outputs that are not yet where they belong."""
         stream = self.topology.operators[operator].output
-        concerned = {stream, self.topology.operators[operator].dead_letters, *self.topology.consumers(stream)}
+        concerned = {stream, self.topology.operators[operator].dead_letters, *self.consumers(stream)}
         return {
             (lane.to, lane.inbox, n)
             for lane in self.lanes.values()

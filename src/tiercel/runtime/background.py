@@ -87,11 +87,28 @@ def _wake(sleeper: asyncio.Future[None]) -> None:
 class Background:
     """Runs a machine in a host of its own until `close`; `failure` is what ended it before that."""
 
-    def __init__(self, name: str, machine: Machine, place: Place, dials: list[str], bell: Bell) -> None:
+    def __init__(
+        self,
+        name: str,
+        machine: Machine,
+        place: Place,
+        site: str,
+        bell: Bell,
+        on_refused: Callable[[str, str], object],
+    ) -> None:
         self.failure: BaseException | None = None
         self.ended = False
         self._bell = bell
-        self._host = Host(name, machine, place.registry, place.secret, dials=dials, listens=False)
+        self._host = Host(
+            name,
+            machine,
+            place.registry,
+            place.secret,
+            dials=[site],
+            tls=place.manifest().tls,
+            listens=False,
+            on_refused=on_refused,
+        )
         self._loop = uvloop.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"tiercel-{name}", daemon=True)
@@ -133,18 +150,19 @@ class Client(ABC):
     made elsewhere, it is connected when the constructor returns.
     """
 
-    def __init__(self, place: Place, name: str, site: str) -> None:
+    def __init__(self, place: Place, name: str, site: str, timeout_s: float = CONNECT_S_MAX) -> None:
         self._bell = Bell()  # its lock guards everything that both threads touch
         self._name = name
         self._site = site
         self._ready = False  # the router has answered
         self._closed = False
-        self._background = Background(name, self, place, [site], self._bell)
+        self._refusal = ""
+        self._background = Background(name, self, place, site, self._bell, self._on_refused)
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # no event loop here that waiting would stop
             try:
-                self.connect()
+                self.connect(timeout_s)
             except BaseException:
                 self._end()
                 raise
@@ -201,9 +219,19 @@ class Client(ABC):
         if self._closed:
             what = f"{self._name} is closed"
             raise UserError(what, expected="calls before close()")
+        if self._refusal:
+            what = f"the router of site {self._site!r} does not let {self._name!r} in: {self._refusal}"
+            hint = "give each program's producers names of their own"
+            raise UserError(what, expected="one program at a time under each name", hint=hint)
         if self._background.ended:
             what = f"{self._name} failed: {self._background.failure}"
             raise UserError(what, hint="make a new one; what was acknowledged is safe")
+
+    def _on_refused(self, peer: str, reason: str) -> None:
+        """In the background: the router does not want us, and says why."""
+        with self._bell:
+            self._refusal = reason
+            self._bell.ring()
 
     def _silent(self, timeout_s: float) -> UserError:
         return UserError(

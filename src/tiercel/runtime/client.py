@@ -353,10 +353,10 @@ class Subscriber(Client):
 class _RangeReader(Client):
     """Asks for a stream's range, once."""
 
-    def __init__(self, place: Place, stream: str) -> None:
+    def __init__(self, place: Place, stream: str, timeout_s: float) -> None:
         self._stream = stream
         self.range = (-1, -1)
-        super().__init__(place, f"reader|{uuid.uuid4().hex}", home_of(place.manifest(), stream))
+        super().__init__(place, f"reader|{uuid.uuid4().hex}", home_of(place.manifest(), stream), timeout_s)
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
         match event:
@@ -373,7 +373,7 @@ class _RangeReader(Client):
 
 def stream_range(place: Place, stream: str, timeout_s: float = RANGE_S_MAX) -> tuple[int, int]:
     """First and last entry of a stream that can be read now; there is none if last is smaller."""
-    reader = _RangeReader(place, stream)
+    reader = _RangeReader(place, stream, timeout_s)
     try:
         reader.connect(timeout_s)
         return reader.range

@@ -7,21 +7,20 @@ One turn of the loop:
 
     frames of all peers --> events --> machine --> effects --> one commit --> Durable --> machine
                                                        |                                    |
-                                                       +--> one write per peer <------------+
+                                                       v                                    v
+                                               one write per peer                  one write per peer
 
 A turn takes everything that has arrived, so batches grow under load by themselves; with nothing
-waiting a message leaves in the same turn it came in.
+waiting a message leaves in the same turn it came in. What need not be durable leaves before the commit:
+the instances work while the router writes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -53,18 +52,16 @@ from tiercel.core.events import (
 )
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
-from tiercel.runtime.link import Link
-from tiercel.runtime.metrics import Measured, Meter, to_next_second_s
+from tiercel.runtime.metrics import Meter
+from tiercel.runtime.peers import LOOK_S, Peers
 from tiercel.runtime.registry import Address, Registry
 from tiercel.runtime.store import Store
+from tiercel.runtime.tls import TlsFiles
 from tiercel.runtime.wire import CAN_LINGER, merged
 
 log = logging.getLogger(__name__)
 
 TURN_MS_MAX = 2.0  # then what is ready leaves, even if more has come: latency under load
-DIAL_S = 0.05  # between attempts to reach a peer
-CLOSE_S_MAX = 1.0  # for a peer to take what was already written to it
-LOOK_S = 0.25  # between looks whether we are still wanted
 LINGER_S = 0.002  # what nobody waits for may wait for company: a write is what costs most
 STORY_MAX = 200  # notes kept for the report of a failure
 
@@ -106,36 +103,47 @@ class Host:
         registry: Registry,
         secret: bytes,
         *,
-        dials: Sequence[str] | Callable[[], Iterable[str]] = (),
+        dials: Callable[[], Iterable[str]] | Iterable[str] = (),
         store: Store | None = None,
         bind: str = "127.0.0.1",
+        port: int = 0,
+        tls: TlsFiles | None = None,
         listens: bool = True,
+        on_refused: Callable[[str, str], object] | None = None,
         on_launch: Callable[[str], object] | None = None,
         on_retire: Callable[[str], object] | None = None,
         metrics: Path | None = None,
     ) -> None:
         self.name = name
-        self.secret = secret
         self.machine = machine
         self.ended_because = ""
         self.story: deque[str] = deque(maxlen=STORY_MAX)
         self.turns = self.events = 0
         self.busy_s = 0.0
         self._registry = registry
-        self._dials = dials
         self._store = store
-        self._bind = bind
         self._listens = listens
+        self._peers = Peers(
+            self,
+            name,
+            secret,
+            store.life if store is not None else time.time_ns(),  # a later start has a larger one
+            registry,
+            dials=dials,
+            bind=bind,
+            port=port,
+            tls=tls,
+            on_refused=on_refused,
+        )
         self._on_launch, self._on_retire = on_launch, on_retire
-        self._metrics = metrics
+        self._meter = Meter(metrics, name, machine) if metrics is not None else None
         self._clock = wall_clock()
-        self._links: dict[str, Link] = {}
+        self._links = self._peers.links
         self._waiting: deque[Event] = deque()
         self._planned = False
         self._out: dict[str, list[Message]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._lingered = False  # what has waited for company leaves now
-        self._linger: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None  # then what has waited for company leaves
         self._syncing = False
         self._durable = 0
 
@@ -145,128 +153,57 @@ class Host:
         """Serve until the machine ends or the registry dismisses us; returns the reason."""
         self._loop = loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = loop.create_future()
-        helpers: list[asyncio.Task[None]] = []
-        with contextlib.ExitStack() as doors:
-            try:
-                if self._listens:
-                    await self._open_doors(doors, stage, attempt, task, executor)
-                    helpers.append(loop.create_task(self._look_whether_wanted()))
-                    tame_collector()
-                if self._metrics is not None and isinstance(self.machine, Measured):
-                    meter = Meter(self._metrics, self.name)
-                    helpers.append(loop.create_task(self._measure(meter, self.machine)))
-                helpers.append(loop.create_task(self._dial_whom_we_want()))
-                self.ended_because = await self._ended
-            finally:
-                doors.close()
-                await self._wind_up(helpers)
+        looking: asyncio.Task[None] | None = None
+        try:
+            if self._listens:
+                self._publish(await self._peers.listen(), stage, attempt, task, executor)
+                looking = loop.create_task(self._look_whether_wanted())
+                tame_collector()
+            self._peers.dial()
+            self.ended_because = await self._ended
+        finally:
+            if looking is not None:
+                looking.cancel()
+            for timer in self._timers.values():
+                timer.cancel()
+            await self._peers.close()
+            if self._store is not None:
+                self._store.close()
         return self.ended_because
 
-    async def _open_doors(
-        self, doors: contextlib.ExitStack, stage: int, attempt: int, task: int, executor: str
+    def _publish(
+        self, where: tuple[str, int, str], stage: int, attempt: int, task: int, executor: str
     ) -> None:
-        """Listen, and tell everyone where. A client does not: nobody needs to find it."""
-        loop = self._loop
-        server = await loop.create_server(lambda: Link(self), self._bind, 0)
-        doors.callback(server.close)
-        port: int = server.sockets[0].getsockname()[1]
-        nearby = Path(tempfile.mkdtemp(prefix="tiercel-")) / "socket"  # only this user may enter
-        doors.callback(shutil.rmtree, nearby.parent, ignore_errors=True)
-        near_server = await loop.create_unix_server(lambda: Link(self), str(nearby))
-        doors.callback(near_server.close)
+        """Tell everyone where we listen. A client does not: nobody needs to find it."""
+        bind, port, nearby = where
         life = self._store.life if self._store is not None else 1
         self._registry.publish(
-            Address(
-                self.name, self._bind, port, os.getpid(), life, str(nearby), stage, attempt, task, executor
-            )
+            Address(self.name, bind, port, os.getpid(), life, nearby, stage, attempt, task, executor)
         )
-
-    async def _wind_up(self, helpers: list[asyncio.Task[None]]) -> None:
-        for helper in helpers:
-            helper.cancel()
-        for timer in self._timers.values():
-            timer.cancel()
-        links = list(self._links.values())
-        for link in links:
-            link.close()
-        await asyncio.gather(*helpers, return_exceptions=True)
-        if links:  # their last words leave before the loop ends
-            await asyncio.wait([link.closed for link in links], timeout=CLOSE_S_MAX)
-        if self._store is not None:
-            self._store.close()
 
     def end(self, reason: str) -> None:
         if not self._ended.done():
             self._ended.set_result(reason)
 
-    async def _dial_whom_we_want(self) -> None:
-        """Peers come and go while we run: whom we want to talk to is asked again and again."""
-        dialling: dict[str, asyncio.Task[None]] = {}
-        try:
-            while True:
-                wanted = set(self._dials() if callable(self._dials) else self._dials)
-                for peer in wanted - dialling.keys():
-                    dialling[peer] = self._loop.create_task(self._keep_dialling(peer))
-                for peer in dialling.keys() - wanted:
-                    dialling.pop(peer).cancel()
-                await asyncio.sleep(LOOK_S)
-        finally:
-            for task in dialling.values():
-                task.cancel()
-
-    async def _keep_dialling(self, peer: str) -> None:
-        while True:
-            address = self._registry.find(peer)
-            if address is not None:
-                try:
-                    link = await self._dial(address)
-                    await asyncio.wait([link.closed])  # a plain await would let our end cancel it
-                except OSError:
-                    pass  # it is being started again, and will be found at another port
-            await asyncio.sleep(DIAL_S)
-
-    async def _dial(self, address: Address) -> Link:
-        """By the nearest way: a Unix socket if we can see it, else TCP. Both begin with the handshake."""
-        loop = self._loop
-        if address.local:
-            with contextlib.suppress(OSError):  # another machine, or another user
-                return (await loop.create_unix_connection(lambda: Link(self, address.name), address.local))[1]
-        return (await loop.create_connection(lambda: Link(self, address.name), address.host, address.port))[1]
-
     async def _look_whether_wanted(self) -> None:
-        while not self._registry.dismissed(self.name):  # noqa: ASYNC110 - another process makes the file
+        while not self._registry.dismissed(self.name):
             await asyncio.sleep(LOOK_S)
+            if self._meter is not None:
+                self._meter.tick(self.busy_s)
         self.end("dismissed")
 
-    async def _measure(self, meter: Meter, machine: Measured) -> None:
-        while True:
-            await asyncio.sleep(to_next_second_s())
-            try:
-                meter.write(machine.gauges(), self.busy_s)
-            except OSError as error:  # a full disk is no reason to stop working
-                log.warning("%s cannot write its metrics: %s", self.name, error)
+    # -- what our peers do ---------------------------------------------------------------------
 
-    # -- links ---------------------------------------------------------------------------------
+    def peer_connected(self, peer: str) -> None:
+        self.take(Connected(peer))
 
-    def link_opened(self, link: Link) -> None:
-        older = self._links.get(link.peer)
-        if older is not None:
-            self.link_closed(older)
-            older.close()
-        self._links[link.peer] = link
-        self.take(Connected(link.peer))
+    def peer_disconnected(self, peer: str) -> None:
+        self._out.pop(peer, None)
+        self.take(Disconnected(peer))
 
-    def link_closed(self, link: Link) -> None:
-        if self._links.get(link.peer) is link:
-            del self._links[link.peer]
-            self._out.pop(link.peer, None)
-            self.take(Disconnected(link.peer))
-
-    def link_received(self, link: Link, messages: list[Message]) -> None:
-        if self._links.get(link.peer) is link:
-            peer = link.peer
-            self._waiting.extend([Received(peer, message) for message in messages])
-            self._plan()
+    def peer_said(self, peer: str, messages: list[Message]) -> None:
+        self._waiting.extend([Received(peer, message) for message in messages])
+        self._plan()
 
     # -- turns ---------------------------------------------------------------------------------
 
@@ -296,6 +233,9 @@ class Host:
         try:
             self._work(begun + TURN_MS_MAX / 1e3)
             self._leave()
+            if self._store is not None and self._store.written < self._store.queued:
+                self._commit(self._store)
+                self._leave()
         except Exception as error:
             log.exception("%s failed; its last words:\n%s", self.name, "\n".join(self.story))
             if not self._ended.done():
@@ -320,34 +260,34 @@ class Host:
                 self._drop(event.sender)
             if time.monotonic() > until_s:
                 break
-        store = self._store
-        if store is None:
-            return
+
+    def _commit(self, store: Store) -> None:
+        """Until nothing is left to write; what a machine does when something is durable may be more of it."""
         while store.written < store.queued:
             seq = store.commit()
             if store.durability == "disk":
                 self._sync()
                 return
-            self._perform(machine.on_event(Durable(seq), clock()))
+            self._perform(self.machine.on_event(Durable(seq), self._clock()))
 
-    def _leave(self) -> None:
-        """Everything that was said in this turn, in one write per peer."""
+    def _leave(self, *, lingered: bool = False) -> None:
+        """Everything that was said so far, in one write per peer."""
+        if not self._out:
+            return
         staying: dict[str, list[Message]] = {}
         for peer, messages in self._out.items():
-            if len(messages) == 1 and type(messages[0]) in CAN_LINGER and not self._lingered:
+            if not lingered and len(messages) == 1 and type(messages[0]) in CAN_LINGER:
                 staying[peer] = messages
             elif (link := self._links.get(peer)) is not None:
                 link.send(messages)
         self._out = staying
-        self._lingered = False
         if staying and self._linger is None:
             self._linger = self._loop.call_later(LINGER_S, self._stop_lingering)
 
     def _stop_lingering(self) -> None:
         self._linger = None
-        self._lingered = True
         if not self._ended.done():
-            self._leave()
+            self._leave(lingered=True)
 
     def _drop(self, peer: str) -> None:
         link = self._links.get(peer)

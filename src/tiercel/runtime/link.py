@@ -4,14 +4,16 @@ Responsible for: the handshake, frames in and out, limits before anyone is trust
 Not responsible for: whom to connect with and when (host.py), what messages mean (core/).
 
     dialler                          listener
-       | --- Opening(name, nonce) ---> |
-       | <-- Answer(name, nonce, proof)|   proof = HMAC(secret, role, both names, both nonces)
-       | --- Proof(proof) -----------> |
-      OPEN                            OPEN
+       | --- Opening(name, nonce, life) ---> |
+       | <-- Answer(name, nonce, life, proof)|  proof = HMAC(secret, role, both names, nonces and lives)
+       | --- Proof(proof) -----------------> |
+      OPEN                                  OPEN
 
     NEW --opening or answer--> PROVING --proof--> OPEN --lost--> CLOSED
 
 The role is part of what is proven, so an answer cannot be reflected; the secret itself never travels.
+A listener that does not want this peer says why in its answer, proven as well, and ends the connection:
+so a process whose name a newer one has taken learns it, and does not come back.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import hashlib
 import hmac
 import logging
 import secrets
+import socket
 from collections.abc import Sequence
 from typing import Protocol, cast
 
@@ -36,6 +39,12 @@ log = logging.getLogger(__name__)
 HANDSHAKE_BYTES_MAX = 1024  # names, nonces and proofs; a stranger gets no more memory than this
 HANDSHAKE_S_MAX = 5.0
 NONCE_BYTES = 32
+KEEPALIVE = {  # a machine that vanished is noticed within half a minute, not within hours
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 10,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 5,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 4,
+}
 UNSENT_BYTES_MAX = 512 * 1024 * 1024  # a peer this far behind is cut off; what matters is sent again later
 
 
@@ -43,11 +52,16 @@ class HandshakeFailed(ProtocolViolation):
     """The peer is not who it should be, or does not speak our language."""
 
 
+class Refused(HandshakeFailed):
+    """The peer is who it should be, and does not want us: it says why."""
+
+
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The dialler says who it is, and challenges."""
 
     name: str
     nonce: bytes
+    life: int
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -55,7 +69,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     name: str
     nonce: bytes
+    life: int
     proof: bytes
+    refusal: str = ""
 
 
 class Proof(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -81,7 +97,11 @@ class Owner(Protocol):
 
     name: str
     secret: bytes
+    life: int  # which start of this process: later ones are larger
 
+    def refusal(self, peer: str, life: int) -> str: ...
+    def link_met(self, link: Link) -> None: ...
+    def link_failed(self, link: Link, failure: ProtocolViolation) -> None: ...
     def link_opened(self, link: Link) -> None: ...
     def link_closed(self, link: Link) -> None: ...
     def link_received(self, link: Link, messages: list[Message]) -> None: ...
@@ -92,7 +112,9 @@ class Link(asyncio.Protocol):
 
     def __init__(self, owner: Owner, expected: str | None = None) -> None:
         self.peer = expected or ""
+        self.peer_life = 0
         self.phase = Phase.NEW
+        self.failed = False  # the handshake did not succeed, or the peer broke the protocol
         self.closed = asyncio.get_running_loop().create_future()
         self._owner = owner
         self._expected = expected
@@ -106,9 +128,14 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        endpoint = transport.get_extra_info("socket")
+        if endpoint is not None and endpoint.family != socket.AF_UNIX:
+            for option, value in KEEPALIVE.items():
+                endpoint.setsockopt(*option, value)
+        self._owner.link_met(self)
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S_MAX, self._too_slow)
         if self._expected is not None:
-            self._say(Opening(self._owner.name, self._nonce))
+            self._say(Opening(self._owner.name, self._nonce, self._owner.life))
 
     def data_received(self, data: bytes) -> None:
         self._frames.feed(data)
@@ -123,17 +150,15 @@ class Link(asyncio.Protocol):
                 if messages:
                     self._owner.link_received(self, messages)
         except ProtocolViolation as violation:
-            log.warning("%s drops %s: %s", self._owner.name, self.peer or "a stranger", violation)
-            self.close()
+            self.drop(violation)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        was_open, self.phase = self.phase is Phase.OPEN, Phase.CLOSED
+        self.phase = Phase.CLOSED
         if self._deadline is not None:
             self._deadline.cancel()
         if not self.closed.done():
             self.closed.set_result(None)
-        if was_open:
-            self._owner.link_closed(self)
+        self._owner.link_closed(self)
 
     # -- handshake -----------------------------------------------------------------------------
 
@@ -145,15 +170,21 @@ class Link(asyncio.Protocol):
             raise HandshakeFailed(reason) from error
         match said:
             case Opening() if self._expected is None and self.phase is Phase.NEW:
-                self.peer, self._peer_nonce = said.name, said.nonce
+                self.peer, self._peer_nonce, self.peer_life = said.name, said.nonce, said.life
                 self.phase = Phase.PROVING
-                self._say(Answer(self._owner.name, self._nonce, self._proof("listener")))
+                refusal = self._owner.refusal(said.name, said.life)
+                proof = self._proof("listener" + refusal)
+                self._say(Answer(self._owner.name, self._nonce, self._owner.life, proof, refusal))
+                if refusal:
+                    raise HandshakeFailed(refusal)
             case Answer() if self._expected is not None:
                 if said.name != self._expected:
                     reason = f"dialled {self._expected!r}, reached {said.name!r}"
                     raise HandshakeFailed(reason)
-                self._peer_nonce = said.nonce
-                self._check(said.proof, "listener")
+                self._peer_nonce, self.peer_life = said.nonce, said.life
+                self._check(said.proof, "listener" + said.refusal)
+                if said.refusal:
+                    raise Refused(said.refusal)
                 self._say(Proof(self._proof("dialler")))
                 self._open()
             case Proof() if self.phase is Phase.PROVING:
@@ -165,7 +196,8 @@ class Link(asyncio.Protocol):
 
     def _proof(self, role: str) -> bytes:
         """Whoever dialled comes first in what is proven, on both sides."""
-        mine, theirs = (self._owner.name, self._nonce), (self.peer, self._peer_nonce)
+        mine = (self._owner.name, self._nonce, self._owner.life)
+        theirs = (self.peer, self._peer_nonce, self.peer_life)
         dialler, listener = (theirs, mine) if self._expected is None else (mine, theirs)
         said = msgspec.msgpack.encode((role, *dialler, *listener))
         return hmac.digest(self._owner.secret, said, hashlib.sha256)
@@ -187,8 +219,8 @@ class Link(asyncio.Protocol):
             self._transport.write(pack(msgspec.msgpack.encode(what)))
 
     def _too_slow(self) -> None:
-        log.warning("%s: no handshake within %g s", self._owner.name, HANDSHAKE_S_MAX)
-        self.close()
+        reason = f"no handshake within {HANDSHAKE_S_MAX:g} s"
+        self.drop(HandshakeFailed(reason))
 
     # -- talking -------------------------------------------------------------------------------
 
@@ -201,6 +233,23 @@ class Link(asyncio.Protocol):
         if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             log.warning("%s cuts off %s: it does not read", self._owner.name, self.peer)
             transport.abort()
+
+    @property
+    def dialler(self) -> str:
+        """The name of the side that dialled."""
+        return self._owner.name if self._expected is not None else self.peer
+
+    def drop(self, violation: ProtocolViolation) -> None:
+        """End the connection because of what the peer did, and say so."""
+        who = self.peer or "a stranger"
+        if self._expected is None and self.phase is not Phase.OPEN:
+            who = f"a stranger who says to be {self.peer!r}" if self.peer else who
+            address = self._transport.get_extra_info("peername") if self._transport else None
+            who += f" at {address[0]}:{address[1]}" if isinstance(address, tuple) else ""
+        log.warning("%s drops %s: %s", self._owner.name, who, violation)
+        self.failed = True
+        self._owner.link_failed(self, violation)
+        self.close()
 
     def close(self) -> None:
         """Send what was written, then end."""

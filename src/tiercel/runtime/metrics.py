@@ -9,6 +9,7 @@ Not responsible for: what is counted (`gauges` of a router and an instance), whe
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from tiercel.core.topology import operator_of, site_of
+
+log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX = 5 * 1024 * 1024  # some eight hours of one process; twice that is kept
 OVERLAP_S = 10  # two lives of a process may write side by side for a moment
@@ -52,13 +55,26 @@ class Line(msgspec.Struct, frozen=True):
 class Meter:
     """Writes the lines of one process."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, machine: object) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._name = name
+        self._machine = machine if isinstance(machine, Measured) else None
+        self._second = int(time.time())
         self._path = directory / f"{name}.jsonl"
         self._at_s = time.monotonic()
         self._busy_s = 0.0
         self._before: Mapping[str, float] = {}
+
+    def tick(self, busy_s: float) -> None:
+        """Called a few times a second: writes the line of a second soon after it has begun."""
+        second = int(time.time())
+        if self._machine is None or second == self._second:
+            return
+        self._second = second
+        try:
+            self.write(self._machine.gauges(), busy_s)
+        except OSError as error:  # a full disk is no reason to stop working
+            log.warning("%s cannot write its metrics: %s", self._name, error)
 
     def write(self, gauges: Mapping[str, float], busy_s: float) -> None:
         line = msgspec.json.encode(self._line(gauges, busy_s)) + b"\n"
@@ -95,11 +111,6 @@ class Meter:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def to_next_second_s() -> float:
-    """How long to sleep so that all processes speak of the same seconds."""
-    return 1.0 - time.time() % 1.0
 
 
 def settled_until_s() -> int:

@@ -18,6 +18,7 @@ from tiercel.core.faults import ProtocolViolation
 from tiercel.core.records import Output, StreamEntry
 
 _NONE = b"\x90"  # an array of length zero
+_LENGTH_BYTES = {0xDC: 2, 0xDD: 4}  # of longer arrays
 _decode_outputs = msgspec.msgpack.Decoder(list[Output]).decode
 
 
@@ -48,7 +49,14 @@ class Packed(Sequence[Output]):
         return self._data != _NONE
 
     def __len__(self) -> int:
-        return len(self._unpacked())
+        if self._outputs is not None:
+            return len(self._outputs)
+        first = self._data[0]  # MessagePack says the length of an array first
+        if first & 0xF0 == _NONE[0]:
+            return first & 0x0F
+        if first in _LENGTH_BYTES:
+            return int.from_bytes(self._data[1 : 1 + _LENGTH_BYTES[first]])
+        return len(self._unpacked())  # which says what is wrong
 
     def __iter__(self) -> Iterator[Output]:
         return iter(self._unpacked())

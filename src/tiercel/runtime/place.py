@@ -29,6 +29,7 @@ from tiercel.core.settings import Settings
 from tiercel.core.topology import Topology
 from tiercel.errors import UserError
 from tiercel.runtime.registry import Registry
+from tiercel.runtime.tls import TlsFiles
 
 FORMAT = 1  # of everything below this directory
 SECRET_BYTES = 32
@@ -55,6 +56,7 @@ class Manifest(msgspec.Struct, frozen=True):
     settings: Settings = Settings()
     durability: Durability = "os"
     bind: str = "127.0.0.1"
+    tls: TlsFiles | None = None  # for all connections; every machine has its files at these paths
     format: int = FORMAT
 
 

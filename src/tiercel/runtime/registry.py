@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import quote, unquote, unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -51,10 +51,6 @@ class Registry:
         """Everyone who has said where they listen, in order."""
         found = self._directory.glob("*.address")
         return sorted(unquote(place.name.removesuffix(".address")) for place in found)
-
-    def names(self) -> list[str]:
-        """Everyone who listens, or did so when they were last heard of."""
-        return [unquote(path.stem) for path in self._directory.glob("*.address")]
 
     def withdraw(self, name: str) -> None:
         self._place(name, "address").unlink(missing_ok=True)

@@ -86,7 +86,10 @@ class StorageBusy(Exception):
 
 def encode_key(key: StorageKey) -> bytes:
     """Bytes that compare as the tuples do, within one shape of tuple."""
-    return _prefix(key[:-1]) + _element(key[-1])
+    last = key[-1]
+    if type(last) is str:
+        return _prefix(key)  # these are few, and come again with every write
+    return _prefix(key[:-1]) + _element(last)
 
 
 @functools.lru_cache(4096)

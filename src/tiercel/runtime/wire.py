@@ -29,7 +29,7 @@ MESSAGES: tuple[type[m.Message], ...] = tuple(
     kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, m.Message)
 )[1:]  # the first is their base
 
-CAN_LINGER = frozenset((m.Confirmed, m.ProducerMark))  # receipts: no tuple waits for one of these
+CAN_LINGER = frozenset((m.Confirmed, m.Consumed, m.ProducerMark))  # receipts: no tuple waits for one of these
 
 
 class _Said(m.Message, frozen=True, tag="Said"):
@@ -170,6 +170,8 @@ def merged(earlier: m.Message, later: m.Message) -> m.Message | None:
             return m.Confirmed(
                 later.life, max(earlier.flush, later.flush), max(earlier.durable, later.durable)
             )
+        case m.Consumed(), m.Consumed() if earlier.stream == later.stream:
+            return m.Consumed(later.stream, max(earlier.offset, later.offset))
         case m.ProducerMark(), m.ProducerMark() if earlier.producer == later.producer:
             return later
         case _:

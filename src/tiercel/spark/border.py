@@ -36,7 +36,7 @@ from tiercel.spark.pandas_rows import PandasForm, in_pandas
 from tiercel.spark.processors import state_codec
 from tiercel.spark.rows import BadRow, row_maker
 from tiercel.spark.schema import Columns, decode_payload, encode_payload
-from tiercel.spark.steps import InputPlan, Step, reader
+from tiercel.spark.steps import InputPlan, Step, plain_row, reader
 
 _payload = itemgetter(2)
 
@@ -65,6 +65,7 @@ class Border:
         self.processor = _prepared(plan)
         self._readers = [reader(each, each.schema if each.initial else plan.schema) for each in plan.inputs]
         self._read = self._readers[0]
+        self._row = plain_row(plan.inputs[0], plan.schema)
         self._several = len(plan.inputs) > 1
         keys = plan.inputs[0].columns
         self._keys = Columns(keys.schema, keys.key, view=View.INPUT)
@@ -88,6 +89,10 @@ class Border:
     def user_rows(self, rows: list[CoreRow]) -> Iterator[Row]:
         if self._several:
             return self._tagged_rows(rows)
+        if (
+            len(rows) == 1 and self._row is not None
+        ):  # most calls; three iterators cost more than what they do
+            return iter((self._row(decode_payload(rows[0][2])),))
         return self._read(map(decode_payload, map(_payload, rows)))
 
     def _tagged_rows(self, rows: list[CoreRow]) -> Iterator[Row]:

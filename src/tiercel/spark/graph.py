@@ -160,15 +160,15 @@ def parse_sites(sites: Sequence[str] | Mapping[str, str | None]) -> dict[str, st
     """`["cloud", "edge-1"]`: the first is the parent of the others; or a map from site to parent."""
     if isinstance(sites, str):
         sites = [sites]
-    found = (
-        dict(sites)
-        if isinstance(sites, Mapping)
-        else {site: None if n == 0 else sites[0] for n, site in enumerate(sites)}
-    )
+    found: dict[str, str | None] = {}
+    if isinstance(sites, Mapping):
+        found.update(sites)
+    else:
+        found.update({site: None if n == 0 else sites[0] for n, site in enumerate(sites)})
     if not found:
         raise UserError("no site was named", expected='at least one, as in sites=["cloud"]')
     for site, parent in found.items():
-        if not isinstance(site, str) or not site or set(site) & set("|@#>~/"):
+        if type(site) is not str or not site or set(site) & set("|@#>~/"):
             raise UserError(f"site name {site!r}", expected="a name without any of | @ # > ~ /")
         if parent is not None and parent not in found:
             raise UserError(f"the parent {parent!r} of site {site!r} is no site", expected=", ".join(found))

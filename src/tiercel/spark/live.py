@@ -20,27 +20,25 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from tiercel.control.controller import Scale
-from tiercel.control.plans import Plan, WantedMove
-from tiercel.core.records import Key, KeySet, Route
-from tiercel.core.routing import slot_of
 from tiercel.core.settings import Settings
-from tiercel.core.topology import operator_of, site_of
+from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.place import Durability, Place
 from tiercel.spark.border import InputPlan
 from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.ends import RowProducer
-from tiercel.spark.graph import Graph, StreamDeclaration, key_bytes, parse_delay, parse_sites
+from tiercel.spark.graph import Graph, StreamDeclaration, parse_delay, parse_sites
 from tiercel.spark.hosting import Hosting
 from tiercel.spark.locking import StorageLock
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns
 from tiercel.spark.session import open_session
-from tiercel.spark.slots import SPARE_SLOTS, check_slots, probe, task_slots
+from tiercel.spark.slots import check_slots, probe, task_slots
 from tiercel.spark.status import Status, collect_status
+from tiercel.spark.steps import union as union_schema
 from tiercel.spark.streams import Feed, LiveStream, Schema, parse_schema
+from tiercel.spark.wishes import Wishes
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +139,6 @@ class Live:
     def union(self, first: LiveStream, *others: LiveStream) -> LiveStream:
         """Several streams as the input of one operator. Keys must have the same columns."""
         streams = [first, *others]
-        fields = {}
         for stream in streams:
             if stream.columns.key != first.columns.key:
                 raise UserError(
@@ -150,23 +147,13 @@ class Live:
                     expected="the same key columns",
                     hint="key_by(...) gives a stream another key",
                 )
-            for field in stream.schema.fields:
-                known = fields.setdefault(field.name, field)
-                if known.dataType != field.dataType:
-                    raise UserError(
-                        f"column {field.name!r} is {known.dataType.simpleString()} in one stream of the union "
-                        f"and {field.dataType.simpleString()} in {stream.name!r}",
-                        expected="one type per column name",
-                    )
         inputs = [pair for stream in streams for pair in stream._inputs]
         names = [name for name, _ in inputs]
         if len(set(names)) < len(names):
             raise UserError(
                 f"a union with one stream twice: {', '.join(names)}", expected="different streams"
             )
-        from pyspark.sql.types import StructField, StructType
-
-        schema = StructType([StructField(f.name, f.dataType, True) for f in fields.values()])
+        schema = union_schema(plan for _, plan in inputs)
         return LiveStream(self, inputs, Columns(schema, first.columns.key, first.columns.event_time))
 
     def add_feed(self, feed: Feed) -> None:
@@ -233,7 +220,8 @@ class Live:
         return self
 
     def _wait_attached(self, instances: Iterable[str]) -> None:
-        assert self._console is not None and self._hosting is not None
+        assert self._console is not None
+        assert self._hosting is not None
         give_up = time.monotonic() + ATTACH_S_MAX
         missing = set(instances)
         while missing and time.monotonic() < give_up:
@@ -300,105 +288,28 @@ class Live:
         Keys are as users know them: values, or tuples of them. A site with no instance of the
         operator gets one.
         """
-        self.deploy()
-        console, wanted = self._console, self._routes_wanted(operator, keys, slots, source)
-        assert console is not None
-        destination = self._destination(operator, to)
-        moves = tuple(
-            WantedMove(operator, key_set, owner, destination, strategy)
-            for owner, key_set in wanted.items()
-            if owner != destination
-        )
-        deadline_ms = None if deadline_s is None else deadline_s * 1e3
-        plan = Plan(moves, f"asked for: {operator} to {to}")
-        return Moving(console, console.request(plan, retries, deadline_ms))
-
-    def _routes_wanted(
-        self, operator: str, keys: Iterable[Any] | None, slots: Iterable[int] | None, source: str
-    ) -> dict[str, KeySet]:
-        """Owner -> which of the wanted keys or slots are its."""
-        assert self._console is not None
-        self._check_operator(operator)
-        self._console.refresh()
-        by_slot, overrides = self._console.routes(operator)
-        if keys is not None:
-            if slots is not None:
-                raise UserError("keys and slots were given", expected="one of them")
-            columns = self._key_columns(operator)
-            found: dict[str, set[Key]] = {}
-            for key in [key_bytes(columns, key) for key in keys]:
-                route = overrides.get(key) or by_slot[slot_of(key, len(by_slot))]
-                found.setdefault(route.instance, set()).add(key)
-            if not found:
-                raise UserError("no key was named", expected="keys=[...] with at least one")
-            return {owner: KeySet(keys=frozenset(members)) for owner, members in found.items()}
-        of_owner: dict[str, set[int]] = {}
-        chosen = range(len(by_slot)) if slots is None else slots
-        if slots is None and not source:
-            raise UserError("nothing to move was named", expected="keys=, slots= or source=")
-        for slot in chosen:
-            one: Route | None = by_slot.get(slot)
-            if one is None:
-                raise UserError(f"slot {slot!r}", expected=f"0 to {len(by_slot) - 1}")
-            if not source or one.instance == source:
-                of_owner.setdefault(one.instance, set()).add(slot)
-        if not of_owner:
-            raise UserError(f"{source!r} owns none of these slots", hint="live.status() shows who owns what")
-        return {owner: KeySet(slots=frozenset(members)) for owner, members in of_owner.items()}
-
-    def _key_columns(self, operator: str) -> Columns:
-        stream = self.graph.operators[operator].operator.inputs[0]
-        return self.graph.streams[stream].columns
-
-    def _destination(self, operator: str, to: str) -> str:
-        """An instance by name, or the one with the fewest slots at a site."""
-        assert self._console is not None
-        running = {i for i in self._console.running() if operator_of(i) == operator}
-        if "@" in to:
-            if to not in running:
-                raise UserError(f"{to!r} does not run", expected=f"one of: {', '.join(sorted(running))}")
-            return to
-        self.graph.check_site(to)
-        here = sorted(i for i in running if site_of(i) == to)
-        if not here:
-            name = f"{operator}@{to}#1"
-            self._launch(name)
-            self._wait_attached([name])
-            return name
-        by_slot, _ = self._console.routes(operator)
-        load = {i: 0 for i in here}
-        for route in by_slot.values():
-            if route.instance in load:
-                load[route.instance] += 1
-        return min(here, key=lambda i: (load[i], i))
+        wanted = self._wishes.owners(operator, keys, slots, source)
+        destination = self._wishes.destination(operator, to)
+        return self._wishes.move(operator, wanted, destination, strategy, retries, deadline_s)
 
     def scale(self, operator: str, instances: Mapping[str, int], *, strategy: str = "live") -> Scaling:
         """So many instances at each site, with an even share of the slots each. Returns at once."""
-        self.deploy()
-        self._check_operator(operator)
-        assert self._console is not None and self._hosting is not None
-        wanted = self.graph.instances(operator, instances)
-        new = [i for i in wanted if i not in self._hosting.names]
-        check_slots(self.spark, len(self._hosting.names) + len(new), spare=min(SPARE_SLOTS, 1))
-        self._console.scale(Scale(operator, wanted, strategy))
-        return Scaling(self._console, operator)
+        return self._wishes.scale(operator, instances, strategy)
 
-    def drain(self, process: str) -> Moving:
+    def drain(self, instance: str) -> Moving:
         """Move everything off an instance, as before its executor is taken away."""
-        operator = operator_of(process)
-        self._check_operator(operator)
+        return self._wishes.drain(instance)
+
+    @property
+    def _wishes(self) -> Wishes:
         self.deploy()
         assert self._console is not None
-        self._console.refresh()
-        others = sorted(i for i in self._console.running() if operator_of(i) == operator and i != process)
-        if not others:
-            raise UserError(f"no other instance of {operator!r} runs", hint="live.scale(...) first")
-        return self.move(operator, source=process, to=others[0])
+        assert self._hosting is not None
+        return Wishes(self.spark, self.graph, self._console, self._hosting, self._launch_attached)
 
-    def _check_operator(self, operator: str) -> None:
-        if operator not in self.graph.operators:
-            known = ", ".join(sorted(self.graph.operators))
-            raise UserError(f"unknown operator {operator!r}", expected=f"one of: {known}")
+    def _launch_attached(self, instance: str) -> None:
+        self._launch(instance)
+        self._wait_attached([instance])
 
     def _launch(self, instance: str) -> None:
         """The controller wants it; asked again while it starts."""
@@ -417,7 +328,8 @@ class Live:
     def status(self) -> Status:
         """What runs where, printable and as a dict."""
         self.deploy()
-        assert self._hosting is not None and self._console is not None
+        assert self._hosting is not None
+        assert self._console is not None
         self._console.refresh()
         return collect_status(self.place, self._hosting, self._console, self._feeds)
 

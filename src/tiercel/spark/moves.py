@@ -45,7 +45,8 @@ class MoveReport(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         ended = f"{self.state} after {self.duration_ms:.1f} ms"
         what = f"{self.keys} keys, {self.bytes_moved:,} bytes"
-        return f"{self.move}: {self.source} -> {self.destination} ({self.strategy}) {ended}, {what} {self.reason}".rstrip()
+        way = f"{self.source} -> {self.destination} ({self.strategy})"
+        return f"{self.move}: {way} {ended}, {what} {self.reason}".rstrip()
 
 
 class Moving:

@@ -102,16 +102,24 @@ def check_processor(processor: Any, time_mode: str = "none") -> tuple[Variable, 
         raise UserError(what, expected="a StatefulProcessor", hint=hint)
     if time_mode not in TIME_MODES:
         raise UserError(f"time mode {time_mode!r}", expected=f"one of: {', '.join(TIME_MODES)}")
-    copied = _or_user_error(
-        f"{name} cannot be sent to where it runs",
-        "a processor that can be pickled: what cannot (connections, locks) is made in init",
-        lambda: pickle.loads(cloudpickle.dumps(processor)),  # type: ignore[no-untyped-call]
-    )
+    copied = pickle.loads(pickled(processor))
     handle = _Recorder(time_mode)
     expected = "an init that only declares state variables and prepares the processor"
     _or_user_error(f"init of {name} failed", expected, lambda: copied.init(handle))
     _or_user_error(f"close of {name} failed", "a close that lets go what init made", copied.close)
     return tuple(handle.variables)
+
+
+def pickled(code: Any) -> bytes:
+    """User code, or a plan that holds it, as it travels to where it runs."""
+    expected = "code that can be pickled: what cannot (connections, locks) is made in init"
+    found = _or_user_error(
+        f"{type(code).__name__} cannot be sent to where it runs",
+        expected,
+        lambda: cloudpickle.dumps(code),  # type: ignore[no-untyped-call]
+    )
+    assert isinstance(found, bytes)
+    return found
 
 
 def _or_user_error(what: str, expected: str, attempt: Callable[[], Any]) -> Any:

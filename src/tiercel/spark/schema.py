@@ -6,14 +6,17 @@ Not responsible for: single types (conversion.py), who sends or reads the rows.
     user's row --pack--> (key, event time in ms, payload) --values--> what user code sees
 
 Internally a row is the tuple of its columns in internal form, in the order of the schema; a payload is the
-MessagePack of that. Nobody outside this module and border.py may rely on it. The checks are made into one function per schema: most values
-cost one comparison (four flat columns: about a microsecond a row from a dict, key included).
+MessagePack of that. Nobody outside this module and border.py may rely on it. The checks are made into one
+function per schema: most values cost one comparison (four flat columns: about a microsecond a row from a
+dict, key included).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 CoreRow = tuple[bytes, int, Any]
+Schema = t.StructType | str  # a StructType, or text such as "car string, speed double"
 US_PER_MS = 1000
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -49,7 +53,7 @@ def encode_payload(internal: Sequence[Any]) -> bytes:
 
 def decode_payload(payload: Any) -> Sequence[Any]:
     """Columns in internal form; dead letters, which the core makes, are not encoded."""
-    return _decode(payload) if type(payload) is bytes else payload  # type: ignore[no-any-return]
+    return _decode(payload) if type(payload) is bytes else payload
 
 
 class Columns:
@@ -65,7 +69,7 @@ class Columns:
 
     def __init__(
         self,
-        schema: t.StructType | str,
+        schema: Schema,
         key: Sequence[str] = (),
         event_time: str = "",
         *,
@@ -90,6 +94,10 @@ class Columns:
     def of(cls, facts: StreamFacts) -> Columns:
         schema = t.StructType.fromJson(msgspec.json.decode(facts.schema))
         return cls(schema, facts.key, facts.event_time)
+
+    def key_alone(self) -> Columns:
+        """The key columns by themselves, in the order of the key."""
+        return Columns(t.StructType([self.schema[name] for name in self.key]), self.key, view=self.view)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _columns, (self.schema, self.key, self.event_time, self.view, self.within)
@@ -218,7 +226,7 @@ class Columns:
                 ],
             ),
         ]
-        exec("\n".join(source), scope)  # text made of numbers and quoted names only
+        exec(_compiled("\n".join(source)), scope)
         self.payload, self.pack = scope["payload"], scope["pack"]
         self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
@@ -245,6 +253,12 @@ def _columns(schema: t.StructType, key: Any, event_time: str, view: View, within
     return Columns(schema, key, event_time, view=view, within=within)
 
 
+@functools.lru_cache(maxsize=256)  # every process of a trial makes the same functions again
+def _compiled(source: str) -> CodeType:
+    """Source made of numbers and quoted names only."""
+    return compile(source, "<columns>", "exec")
+
+
 def _function(name: str, argument: str, lines: list[str]) -> list[str]:
     return [f"def {name}({argument}):", *["  " + line for line in lines]]
 
@@ -265,7 +279,8 @@ def _restorer(kinds: list[t.DataType], view: View) -> Callable[[Any], tuple[Any,
     scope: dict[str, Any] = {f"c{n}": convert for n, convert in converts.items()}
     take = ", ".join(f"v{n}" for n in range(len(kinds))) + ","
     lines = [f"if v{n} is not None: v{n} = c{n}(v{n})" for n in converts]
-    exec("\n".join(_function("restore", "row", [f"{take} = row", *lines, f"return ({take})"])), scope)
+    restore = _function("restore", "row", [f"{take} = row", *lines, f"return ({take})"])
+    exec(_compiled("\n".join(restore)), scope)
     return scope["restore"]  # type: ignore[no-any-return]
 
 
@@ -300,4 +315,13 @@ def _same_zero(value: Any) -> Any:
     return tuple(map(_same_zero, value)) if type(value) in (tuple, list) else value
 
 
-__all__ = ["BadRow", "Columns", "as_struct", "decode_payload", "encode_payload", "parse_ddl", "row_maker"]
+__all__ = [
+    "BadRow",
+    "Columns",
+    "Schema",
+    "as_struct",
+    "decode_payload",
+    "encode_payload",
+    "parse_ddl",
+    "row_maker",
+]

@@ -70,6 +70,15 @@ def union(inputs: Iterable[InputPlan]) -> StructType:
     return result
 
 
+def plain_row(plan: InputPlan, seen: StructType) -> Callable[[Any], Row] | None:
+    """One row out of one payload, if nothing happens to it in between; else None."""
+    columns = Columns(plan.columns.schema, view=View.INPUT)
+    if plan.steps or columns.names != seen.names:
+        return None
+    make, values = row_maker(columns.names), columns.values
+    return make if columns.plain else lambda internal: make(values(internal))
+
+
 def reader(plan: InputPlan, seen: StructType) -> Callable[[Iterator[Any]], Rows]:
     """Makes rows with the columns of `seen` out of payloads of this input."""
     columns = Columns(plan.columns.schema, view=View.INPUT)

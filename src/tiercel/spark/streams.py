@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from tiercel.core.topology import Operator
@@ -51,10 +51,13 @@ def parse_schema(schema: Schema, what: str) -> StructType:
             f"{what}: {schema!r}", expected="a StructType, or text like 'car string, speed double'"
         )
     try:
-        return StructType.fromDDL(schema)
+        parsed = StructType.fromDDL(schema)
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{what} {schema!r}: {reason}", expected="'name type, name type, ...'") from error
+    if not isinstance(parsed, StructType):
+        raise UserError(f"{what} {schema!r} is one type", expected="'name type, name type, ...'")
+    return parsed
 
 
 class LiveStream:
@@ -227,9 +230,12 @@ class LiveStream:
 
     # -- both ends ------------------------------------------------------------------------------
 
-    def feed(self, frame: DataFrame, *, name: str = "", site: str = "", **options: str) -> Feed:
+    def feed(
+        self, frame: DataFrame, *, name: str = "", site: str = "", partitions: int = 1, **options: str
+    ) -> Feed:
         """Let a streaming DataFrame write to this stream, from the deployment on until it ends.
 
+        `partitions`: each costs a Python worker per micro-batch, and only one keeps the order of a source.
         Further options: `trigger` ("1 second"), `checkpoint` (a directory), `badRows`.
         """
         stream = self._written("feed")
@@ -247,9 +253,8 @@ class LiveStream:
         delay = watermark_delay_ms(frame, self.columns.event_time) if self.columns.event_time else None
         if delay is not None:
             self._live.note_delay(stream, delay)
-        feed = Feed(
-            frame.select(*self.columns.names), stream, name or f"tiercel-feed-{stream}", site, options
-        )
+        rows = frame.select(*self.columns.names).coalesce(partitions)
+        feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options)
         self._live.add_feed(feed)
         return feed
 
@@ -315,7 +320,7 @@ class Feed:
         if self.query is not None:
             self.query.stop()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def wait(self, timeout_s: int | None = None) -> bool:
         """Until the query ends by itself (a source that ends, `trigger="once"`)."""
         if self.query is None:
             raise UserError(f"feed {self.name!r} has not started", hint="live.deploy() starts it")

@@ -1,0 +1,146 @@
+"""From what users ask for to moves between instances: who owns these keys, who shall have them.
+
+Responsible for: keys and sites as users name them; refusing what cannot be; handing plans over.
+Not responsible for: carrying them out (control/controller.py, through console.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tiercel.control.controller import Scale
+from tiercel.control.plans import Plan, WantedMove
+from tiercel.core.records import Key, KeySet
+from tiercel.core.routing import slot_of
+from tiercel.core.topology import instance_name, operator_of, site_of
+from tiercel.errors import UserError
+from tiercel.spark.console import Console
+from tiercel.spark.graph import Graph, key_bytes
+from tiercel.spark.hosting import Hosting
+from tiercel.spark.moves import Moving, Scaling
+from tiercel.spark.schema import Columns
+from tiercel.spark.slots import SPARE_SLOTS, check_slots
+
+
+class Wishes:
+    """What can be asked of a running deployment."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        graph: Graph,
+        console: Console,
+        hosting: Hosting,
+        launch: Callable[[str], None],
+    ) -> None:
+        self._spark, self._graph = spark, graph
+        self._console, self._hosting = console, hosting
+        self._launch = launch  # returns when the instance is attached
+
+    def owners(
+        self, operator: str, keys: Iterable[Any] | None, slots: Iterable[int] | None, source: str
+    ) -> dict[str, KeySet]:
+        """Owner -> which of the wanted keys or slots are its; nothing named: all that `source` owns."""
+        self._check_operator(operator)
+        self._console.refresh()
+        if keys is not None:
+            if slots is not None:
+                raise UserError("keys and slots were given", expected="one of them")
+            return self._owners_of_keys(operator, keys)
+        if slots is None and not source:
+            raise UserError("nothing to move was named", expected="keys=, slots= or source=")
+        by_slot, overrides = self._console.routes(operator)
+        found: dict[str, set[int]] = {}
+        for slot in by_slot if slots is None else slots:
+            if slot not in by_slot:
+                raise UserError(f"slot {slot!r}", expected=f"0 to {len(by_slot) - 1}")
+            owner = by_slot[slot].instance
+            if not source or owner == source:
+                found.setdefault(owner, set()).add(slot)
+        single = {key for key, route in overrides.items() if slots is None and route.instance == source}
+        if not found and not single:
+            raise UserError(f"{source!r} owns none of them", hint="live.status() shows who owns what")
+        if not found:
+            return {source: KeySet(keys=frozenset(single))}
+        return {owner: KeySet(slots=frozenset(members)) for owner, members in found.items()}
+
+    def _owners_of_keys(self, operator: str, keys: Iterable[Any]) -> dict[str, KeySet]:
+        columns = self._key_columns(operator)
+        by_slot, overrides = self._console.routes(operator)
+        found: dict[str, set[Key]] = {}
+        for key in [key_bytes(columns, key) for key in keys]:
+            route = overrides.get(key) or by_slot[slot_of(key, len(by_slot))]
+            found.setdefault(route.instance, set()).add(key)
+        if not found:
+            raise UserError("no key was named", expected="keys=[...] with at least one")
+        return {owner: KeySet(keys=frozenset(members)) for owner, members in found.items()}
+
+    def _key_columns(self, operator: str) -> Columns:
+        stream = self._graph.operators[operator].operator.inputs[0]
+        return self._graph.streams[stream].columns
+
+    def destination(self, operator: str, to: str) -> str:
+        """An instance by name, or the one with the fewest slots at a site; a site without one gets one."""
+        running = {i for i in self._console.running() if operator_of(i) == operator}
+        if "@" in to:
+            if to not in running:
+                raise UserError(f"{to!r} does not run", expected=f"one of: {', '.join(sorted(running))}")
+            return to
+        self._graph.check_site(to)
+        here = sorted(i for i in running if site_of(i) == to)
+        if not here:
+            name = instance_name(operator, to, 1)
+            check_slots(self._spark, len(self._hosting.names) + 1, spare=0)
+            self._launch(name)
+            return name
+        by_slot, _ = self._console.routes(operator)
+        load = Counter(route.instance for route in by_slot.values())
+        return min(here, key=lambda i: (load[i], i))
+
+    def move(
+        self,
+        operator: str,
+        wanted: Mapping[str, KeySet],
+        destination: str,
+        strategy: str,
+        retries: int,
+        deadline_s: float | None,
+    ) -> Moving:
+        """Keys that are at the destination already stay there: no move is made for them."""
+        moves = tuple(
+            WantedMove(operator, keys, owner, destination, strategy)
+            for owner, keys in wanted.items()
+            if owner != destination
+        )
+        deadline_ms = None if deadline_s is None else deadline_s * 1e3
+        plan = Plan(moves, f"asked for: {operator} to {destination}")
+        return Moving(self._console, self._console.request(plan, retries, deadline_ms))
+
+    def scale(self, operator: str, instances: Mapping[str, int], strategy: str) -> Scaling:
+        self._check_operator(operator)
+        wanted = self._graph.instances(operator, instances)
+        new = [i for i in wanted if i not in self._hosting.names]
+        check_slots(self._spark, len(self._hosting.names) + len(new), spare=min(SPARE_SLOTS, 1))
+        self._console.scale(Scale(operator, wanted, strategy))
+        return Scaling(self._console, operator)
+
+    def drain(self, instance: str) -> Moving:
+        operator = operator_of(instance)
+        self._check_operator(operator)
+        wanted = self.owners(operator, None, None, instance)
+        others = [i for i in self._console.running() if operator_of(i) == operator and i != instance]
+        if not others:
+            raise UserError(f"no other instance of {operator!r} runs", hint="live.scale(...) first")
+        by_slot, _ = self._console.routes(operator)
+        load = Counter(route.instance for route in by_slot.values())
+        calmest = min(others, key=lambda i: (load[i], i))
+        return self.move(operator, wanted, calmest, "live", 0, None)
+
+    def _check_operator(self, operator: str) -> None:
+        if operator not in self._graph.operators:
+            known = ", ".join(sorted(self._graph.operators))
+            raise UserError(f"unknown operator {operator!r}", expected=f"one of: {known}")
