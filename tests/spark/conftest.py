@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,13 @@ sys.path.insert(0, HERE)
 os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """Room for a deployment, a feed and a sink; tests leave nothing running in it."""
-    session = tiercel.session("tests", slots=16)
-    yield session
-    session.stop()
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    """The session that all modules share, made by the first; tests leave nothing running in it."""
+    return tiercel.session("tests", slots=16)
+
+
+def pytest_sessionfinish() -> None:
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()

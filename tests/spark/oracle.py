@@ -148,7 +148,7 @@ class Troubled:
                 yield
                 kill(self.live, self.kills[0])
             case 3:
-                moving = self.live.move("op", keys=half, to="cloud", retries=3)
+                moving = self.live.move("op", keys=half, to="cloud", retries=10)
                 yield
                 kill(self.live, self.kills[1])
                 self.moved += len(moving.wait(HANG_S))
