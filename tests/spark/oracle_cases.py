@@ -177,7 +177,11 @@ class Expiring(Told):
 
 
 class EventTimers(Told):
-    """Timers in event time. A firing one may register another, and sees itself in the list."""
+    """Timers in event time. A firing one may register another, and sees itself in the list.
+
+    What it registers is not due yet: such a timer would fire at once here, in order with the others, and
+    with Spark's next batch there.
+    """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -199,7 +203,7 @@ class EventTimers(Told):
         fired = (self.fired.get() or (0,))[0] + 1
         self.fired.update((fired,))
         if expiry % 5 == 0:
-            self.handle.registerTimer(expiry + 1_001)
+            self.handle.registerTimer(timerValues.getCurrentWatermarkInMs() + 7_001 + 10 * fired)
         seen = (timerValues.getCurrentWatermarkInMs(), told(key), fired, sorted(self.handle.listTimers()))
         yield Row(k=key[0], seq=expiry, told=f"fired: {told(seen)}")
 
