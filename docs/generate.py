@@ -262,9 +262,8 @@ RULES: dict[str, Rule] = {
         ("checkpoints:Checkpointer._take", "feed:Feed.share_of"),
     ),
     "R28": Rule(
-        "Initial state enters as log rows before the first tuple. A feed stages rows under (query, batch, "
-        "partition, attempt) and publishes one attempt, under numbers that are fixed first "
-        "(`tiercel.runtime.feeds`).",
+        "Initial state enters before the first tuple. A feed stages rows and publishes one attempt under "
+        "fixed numbers.",
         ("traffic:Traffic.take_in", "engine:Engine.call", "streams:Producers.accept"),
     ),
     "R29": Rule(

@@ -12,7 +12,6 @@ import uvloop
 
 from tiercel.bench.averages import SITE, plan, topology
 from tiercel.bench.load import PRODUCER, TICK_NS, Load
-from tiercel.bench.loader import until, until_quiet
 from tiercel.bench.ticks import Ticks
 from tiercel.core.events import TimerFired
 from tiercel.core.messages import MoveRequest
@@ -22,6 +21,7 @@ from tiercel.core.settings import Settings
 from tiercel.runtime.host import Host
 from tiercel.runtime.place import Durability, Manifest, Place
 from tiercel.spark.hosting import build_host
+from waiting import until
 
 TOPOLOGY = topology(2)
 OPERATOR = TOPOLOGY.operators["average"]
@@ -84,7 +84,7 @@ def test_tuples_come_through_once_and_in_order_while_keys_move(
                 assert load.statuses[-1][1].phase == "done", load.statuses[-1][1].reason
                 await asyncio.sleep(0.3)
                 load.stop()
-                await until_quiet(load)
+                await until(lambda: load.quiet, "outputs are missing long after the last input")
         assert load.received == load.produced > 1_000
         assert load.faults.total == 0, load.faults
 

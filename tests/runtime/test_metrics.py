@@ -10,7 +10,6 @@ import uvloop
 
 from tiercel.bench.averages import SITE, plan, topology
 from tiercel.bench.load import PRODUCER, Load
-from tiercel.bench.loader import until
 from tiercel.core.events import TimerFired
 from tiercel.core.settings import Settings
 from tiercel.runtime import metrics
@@ -18,6 +17,7 @@ from tiercel.runtime.host import Host
 from tiercel.runtime.metrics import Line, Meter, first_second, read_lines
 from tiercel.runtime.place import Manifest, Place
 from tiercel.spark.hosting import build_host
+from waiting import until
 
 
 def test_counters_become_rates_and_files_are_replaced_at_their_limit(

@@ -14,7 +14,7 @@ from tiercel.core.lanes import FrameId, Inbound, Lane
 from tiercel.core.records import ABSENT_WATERMARK, INITIAL, Output, Row, TableUpdate, Watermark
 from tiercel.core.site import Site
 from tiercel.core.step import Step
-from tiercel.core.watermarks import FOREVER
+from tiercel.core.watermarks import FOREVER, is_news
 
 
 class Traffic(Site):
@@ -91,7 +91,8 @@ class Traffic(Site):
 
     def _in_time(self, stream: str, operator: str, rows: list[Row]) -> list[Row]:
         """What this site has promised holds: rows at or below it are late, and no operator sees them."""
-        mark = self.promises[operator].sources.get(stream, ABSENT_WATERMARK)
+        promised = self.promises[operator].sources.get(stream, ABSENT_WATERMARK)
+        mark = max(promised, self.inboxes[operator].watermark_ms)
         kept = [row for row in rows if row[1] > mark]
         if len(kept) < len(rows):
             self.late[operator] = self.late.get(operator, 0) + len(rows) - len(kept)
@@ -379,7 +380,7 @@ class Traffic(Site):
             for lane in self.lanes.values():
                 if lane.inbox == operator and lane.watermarks and self.mutant != "watermark-overtakes":
                     low = min([low, *lane.watermarks.values()])
-            if low > promises.told:
+            if is_news(low, promises.told):
                 promises.told = low
                 promises.hear(self.site, low)
                 for site in self.topology.sites:

@@ -15,6 +15,11 @@ from collections.abc import Iterable
 FOREVER = 1 << 62  # no source here: nothing to wait for
 
 
+def is_news(watermark_ms: int, known_ms: int) -> bool:
+    """Promises only grow; but a site that had nothing to wait for may get its first source."""
+    return watermark_ms > known_ms or watermark_ms < known_ms == FOREVER
+
+
 class Promises:
     """One operator's watermark as this site hears and tells it."""
 
@@ -24,7 +29,7 @@ class Promises:
         self.sources: dict[str, int] = {}  # fixed producers of this site -> their watermark
 
     def hear(self, site: str, watermark_ms: int) -> None:
-        if watermark_ms > self.heard.get(site, -1):
+        if is_news(watermark_ms, self.heard.get(site, -1)):
             self.heard[site] = watermark_ms
 
     def conclusion(self) -> int:
