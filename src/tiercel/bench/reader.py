@@ -44,6 +44,10 @@ class Reader:
             self.faults = said["faults"]
 
     @property
+    def pid(self) -> int:
+        return self._worker.process.pid
+
+    @property
     def received(self) -> int:
         return self.told[-1][1]
 

@@ -21,7 +21,7 @@ from tiercel.bench import spark_batches
 from tiercel.bench.deployed import PROCESSES, Deployed, deployed
 from tiercel.bench.processors import AVERAGED, COUNTED, READING, KeyCount, RunningAverage
 from tiercel.bench.reader import Reader
-from tiercel.bench.report import Line
+from tiercel.bench.report import Line, process_cpu_s
 from tiercel.core.settings import Settings
 from tiercel.runtime.place import Durability
 from tiercel.spark.session import open_session
@@ -102,6 +102,9 @@ def readings(order: Sequence[int]) -> Iterator[tuple[int, float]]:
 
 def _sustained(running: Deployed, order: Sequence[int], seconds: float) -> Line:
     reader = Reader(running.live.place, running.output.name, len(order))
+    pids = {p.name: p.pid for p in running.live.status().processes}
+    pids |= {"producer": os.getpid(), "subscriber": reader.pid}
+    used: dict[str, float] = {}
     source, sent = readings(order), 0
     with running.input.producer("bench") as producer:
         begins_s = time.monotonic() + WARM_S
@@ -109,7 +112,10 @@ def _sustained(running: Deployed, order: Sequence[int], seconds: float) -> Line:
         while time.monotonic() < ends_s:
             producer.send_many(list(islice(source, BATCH)))
             sent += BATCH
+            if not used and time.monotonic() >= begins_s:
+                used = process_cpu_s(pids)
         ended_ns = monotonic_ns()
+        spent = {name: cpu_s - used[name] for name, cpu_s in process_cpu_s(pids).items()}
         producer.flush(DRAIN_S_MAX)
     give_up_s = time.monotonic() + DRAIN_S_MAX
     while reader.received < sent and time.monotonic() < give_up_s:
@@ -122,6 +128,7 @@ def _sustained(running: Deployed, order: Sequence[int], seconds: float) -> Line:
     return {
         "tiercel_events_per_s": round(got / seconds),
         "backlog_s": round(max(0.0, (drained_ns - ended_ns) / 1e9), 3),
+        "cpu_us": {name: round(cpu_s / got * 1e6, 2) for name, cpu_s in spent.items()},
         "tuples": sent,
         "faults": reader.faults + missing,
     }
