@@ -43,6 +43,8 @@ def task_slots(spark: SparkSession) -> int:
 def check_slots(spark: SparkSession, processes: int, *, spare: int = SPARE_SLOTS) -> None:
     """Refuse before anything starts: each process holds one slot for as long as it lives."""
     slots = task_slots(spark)
+    if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return  # executors come when tasks wait for them; hosting.START_S_MAX says how long that may take
     needed = processes + spare
     if slots < needed:
         what = (
