@@ -29,11 +29,11 @@ class Play:
         self.stage = Stage(timed(*inputs), kind="windows").start()
         self._seqs: dict[str, int] = {}
 
-    def write(self, *times_ms: int, stream: str = "in", site: str = "a") -> None:
+    def write(self, *times_ms: int, stream: str = "in", site: str = "a", mark: int | None = None) -> None:
         producer = f"{stream}-{site}"
         seq = self._seqs[producer] = self._seqs.get(producer, 0) + 1
         rows: list[Row] = [(key_in(0), time_ms, 1) for time_ms in times_ms]
-        self.stage.tell(site, m.Produce(producer, seq, stream, rows), producer)
+        self.stage.tell(site, m.Produce(producer, seq, stream, rows, mark), producer)
 
     def watermark(self, site: str = "a") -> int:
         found: int = self.stage.machines[site].inboxes["op"].watermark_ms
@@ -56,6 +56,14 @@ def test_a_stream_that_was_not_written_when_its_site_started_makes_a_watermark_a
     assert [play.watermark(site) for site in "ab"] == [90, 90]
     play.write(95, 90, 150)
     assert play.taken() == [100, [90], 95, 150, [140]]
+
+
+def test_rows_of_a_batch_that_comes_in_several_frames_are_not_late_for_each_other() -> None:
+    play = Play("in")
+    play.write(100, mark=-1)
+    play.write(20, mark=90)
+    play.write(80, 91)
+    assert play.taken() == [100, 20, [90], 91]
 
 
 def test_a_site_holds_others_back_from_its_first_row_on() -> None:

@@ -33,9 +33,11 @@ class Traffic(Site):
                     step, message.stream, message.rows, initial=message.initial, timed=delay_ms is not None
                 )
             if delay_ms is not None and message.rows and not message.initial:
-                newest = max([row[1] for row in message.rows])
-                self.promise_source(step, message.stream, message.stream, newest - delay_ms)
-            if message.watermark_ms is not None:
+                mark = message.watermark_ms  # of a batch that came in several frames: they share one
+                if mark is None:
+                    mark = max([row[1] for row in message.rows]) - delay_ms
+                self.promise_source(step, message.stream, message.stream, mark)
+            elif message.watermark_ms is not None:
                 self.promise_source(step, message.stream, message.producer, message.watermark_ms)
         self.acknowledge_producer(step, sender, message.producer, message.stream)
 
