@@ -52,8 +52,8 @@ class Wish:
     seed: int
 
 
-def measure(wish: Wish, tell: Tell) -> tuple[list[Line], list[Line]]:
-    """One row for each processor, and Spark's figure for each size of its batches."""
+def measure(wish: Wish, tell: Tell) -> tuple[list[Line], Line]:
+    """One row for each processor; besides, Spark's figure for each size of its batches, and our CPU."""
     order = list(range(wish.keys))
     random.Random(wish.seed).shuffle(order)
     ours: dict[str, Line] = {}
@@ -74,7 +74,8 @@ def measure(wish: Wish, tell: Tell) -> tuple[list[Line], list[Line]]:
     for name in wish.processors:
         mine = [line for line in sparks if line["processor"] == name]
         rows.append(_row(name, wish.durability, ours[name], spark_batches.best(mine) if mine else {}))
-    return rows, sparks
+    used = [{"processor": name, **ours[name]["cpu_us"]} for name in wish.processors]
+    return rows, {"spark": sparks, "cpu_us_per_tuple": used}
 
 
 def _row(name: str, durability: str, ours: Line, sparks: Line) -> Line:
@@ -88,7 +89,7 @@ def _row(name: str, durability: str, ours: Line, sparks: Line) -> Line:
         "ratio": round(rate / best, 2) if best else None,
         "spark_events_per_s_below_2s": low,
         "ratio_below_2s": round(rate / low, 2) if low else None,
-        **{k: v for k, v in ours.items() if k != "tiercel_events_per_s"},
+        **{name: ours[name] for name in ("backlog_s", "tuples", "faults")},
     }
 
 

@@ -181,6 +181,7 @@ class Columns:
     def _build(self) -> None:
         fields = self.schema.fields
         self._arrow = [to_arrow(f.dataType) for f in fields]
+        self._shown = self.schema.simpleString()  # for messages; making it takes longer than packing a row
         self.values = _restorer([f.dataType for f in fields], self.view)
         values = self.values
         self.unpack = decode_payload if self.plain else lambda payload: values(decode_payload(payload))
@@ -237,9 +238,8 @@ class Columns:
                     *[f"    v{n} = row[{name!r}]" for n, name in enumerate(self.names)],
                     "  except KeyError:",
                     f"    {take} = in_order(row)",
-                    "elif type(row) is tuple:",
-                    f"  try: {take} = row",
-                    f"  except ValueError: {take} = in_order(row)",
+                    f"elif type(row) is tuple and len(row) == {len(names)}:",
+                    f"  {take} = row",
                     "else:",
                     f"  {take} = in_order(row)",
                     *checks,
@@ -253,7 +253,7 @@ class Columns:
         self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
     def _in_order(self, row: Any) -> Sequence[Any]:
-        return in_order(row, self.names, self.within, self.schema.simpleString())
+        return in_order(row, self.names, self.within, self._shown)
 
     def _positional(self, row: Any) -> tuple[Any, ...]:
         if isinstance(row, Mapping | str | bytes):
