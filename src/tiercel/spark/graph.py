@@ -115,7 +115,7 @@ class Graph:
         try:
             return Topology(self.sites, streams, operators).validate()
         except InvalidRequest as refusal:
-            raise UserError(refusal.what, expected=refusal.expected, hint=refusal.hint) from refusal
+            raise UserError.of(refusal) from refusal
 
     def manifest(
         self, settings: Settings, durability: Durability, bind: str, found: Manifest | None
