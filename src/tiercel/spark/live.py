@@ -297,6 +297,10 @@ class Live:
         """So many instances at each site, with an even share of the slots each. Returns at once."""
         return self._wishes.scale(operator, instances, strategy)
 
+    def owners(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:
+        """Key -> the instance that owns it now. Keys are as users know them: values, or tuples of them."""
+        return self._wishes.owner_by_key(operator, keys)
+
     def drain(self, instance: str) -> Moving:
         """Move everything off an instance, as before its executor is taken away."""
         return self._wishes.drain(instance)
