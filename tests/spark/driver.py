@@ -1,6 +1,6 @@
 """A driver that may die at any moment: files -> feed -> operator -> parquet, continued where it was.
 
-    python driver.py DIRECTORY ROWS        ends when the sink holds that many rows
+python driver.py DIRECTORY ROWS        ends when the sink holds that many rows
 """
 
 from __future__ import annotations

@@ -66,7 +66,9 @@ def test_the_sink_holds_each_row_once_and_in_order(spark: SparkSession, tmp_path
     ]
     for moment in moments:
         process = start(tmp_path)
-        until(lambda moment=moment, process=process: moment() or process.poll() is not None, lambda: "no moment")
+        until(
+            lambda moment=moment, process=process: moment() or process.poll() is not None, lambda: "no moment"
+        )
         assert process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
         os.killpg(process.pid, signal.SIGKILL)  # the driver and its JVM
         process.wait()

@@ -71,7 +71,12 @@ def batches(rows: int) -> list[list[tuple[Any, ...]]]:
         times = [batch * 120 + random.randint(-90, 119) for _ in range(rows)]
         found.append(
             [
-                (random.choice(CARS), batch * rows + n, float(random.randint(1, 9)), START + timedelta(seconds=at))
+                (
+                    random.choice(CARS),
+                    batch * rows + n,
+                    float(random.randint(1, 9)),
+                    START + timedelta(seconds=at),
+                )
                 for n, at in enumerate(times)
             ]
         )
@@ -111,7 +116,9 @@ def rows_of(
 
             def arrived(n: int = n) -> bool:
                 query.processAllAvailable()
-                return settled(n, 0 if not query.recentProgress else spark.read.schema(OUTPUT).parquet(sink).count())
+                return settled(
+                    n, 0 if not query.recentProgress else spark.read.schema(OUTPUT).parquet(sink).count()
+                )
 
             until(arrived, lambda n=n: f"the sink does not settle after file {n}")
             found.append(sorted(spark.read.schema(OUTPUT).parquet(sink).collect()))

@@ -24,9 +24,7 @@ TICKS_PER_ROUND = 20  # the other cars once in so many
 FILE_S = 0.5  # between two files; each has one position of every car that reports through files
 POLL_S = 0.2
 
-SCHEMA = pa.schema(
-    [("number", pa.int32()), ("seq", pa.int64()), ("kmh", pa.int32()), ("due_ns", pa.int64())]
-)
+SCHEMA = pa.schema([("number", pa.int32()), ("seq", pa.int64()), ("kmh", pa.int32()), ("due_ns", pa.int64())])
 Position = tuple[int, int, int, int]  # number, seq, km/h, due ns
 
 

@@ -107,9 +107,7 @@ class Stage:
             _force(file)
         self._draft.replace(self._path)
         _force_directory(self._path.parent)
-        return StagedFile(
-            self._partition, self._path.name, self._frames, self._count, bad, self._newest_ms
-        )
+        return StagedFile(self._partition, self._path.name, self._frames, self._count, bad, self._newest_ms)
 
     def abandon(self) -> None:
         self._file.close()

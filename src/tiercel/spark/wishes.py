@@ -74,9 +74,9 @@ class Wishes:
         self._console.refresh()
         columns = self._key_columns(operator)
         by_slot, overrides = self._console.routes(operator)
-        found = {}
+        found, pack = {}, key_packer(columns)
         for key in keys:
-            packed = key_bytes(columns, key)
+            packed = pack(key)
             found[key] = (overrides.get(packed) or by_slot[slot_of(packed, len(by_slot))]).instance
         return found
 
