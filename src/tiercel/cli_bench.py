@@ -80,7 +80,7 @@ def throughput(
             "spark_rows": rows,
             "spark_batches": spark_batches,
         }
-        run.rows, run.more["spark"] = bench_throughput.measure(wish, run.tell)
+        run.rows, run.more = bench_throughput.measure(wish, run.tell)
 
 
 @bench.command()

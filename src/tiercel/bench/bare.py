@@ -130,9 +130,8 @@ class BareInstance(Instance):
     def process(self, step: Step, entry: Entry) -> None:
         self.time_ms = entry.time_ms
         for name, rows in entry.parts.items():
-            if name == self.name:
-                if entry.offset > self.applied:
-                    self._call_all(rows, entry)
+            if name == self.name and entry.offset > self.applied:
+                self._call_all(rows, entry)
         if entry.control is not None and entry.offset > self.applied:
             self._on_control(step, entry)
         self.applied = max(self.applied, entry.offset)

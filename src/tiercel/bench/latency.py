@@ -48,7 +48,8 @@ def measure(
     rows = []
     for rate, durability in cases:
         mine = [r for r in every if (r["rate"], r["durability"]) == (rate, durability)]
-        rows.append({k: v for k, v in median_line(mine).items() if k != "repeat"})
+        medians = median_line(mine) | {"faults": sum(line["faults"] for line in mine)}
+        rows.append({"rate": rate} | {k: v for k, v in medians.items() if k not in ("repeat", "rate")})
     return rows, every
 
 

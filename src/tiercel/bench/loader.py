@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import uvloop
 
 from tiercel.bench.averages import SITE
-from tiercel.bench.load import PRODUCER, TICK_NS, Load, Record
+from tiercel.bench.load import PRODUCER, TICK_NS, Faults, Load, Record
 from tiercel.bench.report import percentile
 from tiercel.bench.ticks import Ticks
 from tiercel.bench.worker import Answer, Worker, serve
@@ -138,7 +138,9 @@ class Serving:
                 raise ValueError(question)
 
     def _faults(self) -> Answer:
-        return {"faults": msgspec.to_builtins(self._load.faults), "fault_count": self._load.faults.total}
+        """Those since the last answer, and their kinds."""
+        faults, self._load.faults = self._load.faults, Faults()
+        return {"faults": msgspec.to_builtins(faults), "fault_count": faults.total}
 
 
 async def run(directory: str, keys: int, output: str) -> None:

@@ -16,7 +16,7 @@ import threading
 from time import monotonic, monotonic_ns
 from typing import Any
 
-from tiercel.bench.worker import Worker, say
+from tiercel.bench.worker import Worker, WorkerFailed, say
 from tiercel.runtime.place import Place
 from tiercel.spark.ends import RowSubscriber
 
@@ -30,13 +30,18 @@ class Reader:
         self._worker = Worker(__name__, place.directory, stream, keys)
         self.told: list[tuple[int, int]] = [(0, 0)]  # (ns, rows that had come)
         self.faults = 0
+        self._failure: WorkerFailed | None = None
         self.counts: list[int] = []
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
     def _listen(self) -> None:
         while True:
-            said = self._worker.answer()
+            try:
+                said = self._worker.answer()
+            except WorkerFailed as failure:
+                self._failure = failure
+                return
             if "counts" in said:
                 self.counts = said["counts"]
                 return
@@ -44,7 +49,13 @@ class Reader:
             self.faults = said["faults"]
 
     @property
+    def pid(self) -> int:
+        return self._worker.process.pid
+
+    @property
     def received(self) -> int:
+        if self._failure is not None:
+            raise self._failure
         return self.told[-1][1]
 
     def received_at(self, at_ns: int) -> float:
@@ -81,15 +92,13 @@ def _wait_for_the_end(ending: threading.Event) -> None:
 
 def _read(subscriber: RowSubscriber, counts: list[int], ending: threading.Event) -> None:
     received = faults = 0
-    has_average = "average" in subscriber.columns.names
     told_s = 0.0
     while not ending.is_set():
         rows: list[Any] = subscriber.poll(TELL_S)
         received += len(rows)
-        for received_row in rows:
-            row = received_row.row
-            sensor, count = row[0], row[1]
-            if count != counts[sensor] + 1 or (has_average and row[2] != (count + 1) / 2):
+        for row, _, _ in rows:
+            sensor, count, *average = row
+            if count != counts[sensor] + 1 or (average and average[0] != (count + 1) / 2):
                 faults += 1
             counts[sensor] = count
         if not rows or monotonic() - told_s > TELL_S:

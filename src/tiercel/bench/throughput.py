@@ -21,7 +21,7 @@ from tiercel.bench import spark_batches
 from tiercel.bench.deployed import PROCESSES, Deployed, deployed
 from tiercel.bench.processors import AVERAGED, COUNTED, READING, KeyCount, RunningAverage
 from tiercel.bench.reader import Reader
-from tiercel.bench.report import Line
+from tiercel.bench.report import Line, process_cpu_s
 from tiercel.core.settings import Settings
 from tiercel.runtime.place import Durability
 from tiercel.spark.session import open_session
@@ -52,8 +52,8 @@ class Wish:
     seed: int
 
 
-def measure(wish: Wish, tell: Tell) -> tuple[list[Line], list[Line]]:
-    """One row for each processor, and Spark's figure for each size of its batches."""
+def measure(wish: Wish, tell: Tell) -> tuple[list[Line], Line]:
+    """One row for each processor; besides, Spark's figure for each size of its batches, and our CPU."""
     order = list(range(wish.keys))
     random.Random(wish.seed).shuffle(order)
     ours: dict[str, Line] = {}
@@ -74,7 +74,8 @@ def measure(wish: Wish, tell: Tell) -> tuple[list[Line], list[Line]]:
     for name in wish.processors:
         mine = [line for line in sparks if line["processor"] == name]
         rows.append(_row(name, wish.durability, ours[name], spark_batches.best(mine) if mine else {}))
-    return rows, sparks
+    used = [{"processor": name, **ours[name]["cpu_us"]} for name in wish.processors]
+    return rows, {"spark": sparks, "cpu_us_per_tuple": used}
 
 
 def _row(name: str, durability: str, ours: Line, sparks: Line) -> Line:
@@ -88,7 +89,7 @@ def _row(name: str, durability: str, ours: Line, sparks: Line) -> Line:
         "ratio": round(rate / best, 2) if best else None,
         "spark_events_per_s_below_2s": low,
         "ratio_below_2s": round(rate / low, 2) if low else None,
-        **{k: v for k, v in ours.items() if k != "tiercel_events_per_s"},
+        **{name: ours[name] for name in ("backlog_s", "tuples", "faults")},
     }
 
 
@@ -102,6 +103,9 @@ def readings(order: Sequence[int]) -> Iterator[tuple[int, float]]:
 
 def _sustained(running: Deployed, order: Sequence[int], seconds: float) -> Line:
     reader = Reader(running.live.place, running.output.name, len(order))
+    pids = {p.name: p.pid for p in running.live.status().processes}
+    pids |= {"producer": os.getpid(), "subscriber": reader.pid}
+    used: dict[str, float] = {}
     source, sent = readings(order), 0
     with running.input.producer("bench") as producer:
         begins_s = time.monotonic() + WARM_S
@@ -109,7 +113,10 @@ def _sustained(running: Deployed, order: Sequence[int], seconds: float) -> Line:
         while time.monotonic() < ends_s:
             producer.send_many(list(islice(source, BATCH)))
             sent += BATCH
+            if not used and time.monotonic() >= begins_s:
+                used = process_cpu_s(pids)
         ended_ns = monotonic_ns()
+        spent = {name: cpu_s - used[name] for name, cpu_s in process_cpu_s(pids).items()}
         producer.flush(DRAIN_S_MAX)
     give_up_s = time.monotonic() + DRAIN_S_MAX
     while reader.received < sent and time.monotonic() < give_up_s:
@@ -122,6 +129,7 @@ def _sustained(running: Deployed, order: Sequence[int], seconds: float) -> Line:
     return {
         "tiercel_events_per_s": round(got / seconds),
         "backlog_s": round(max(0.0, (drained_ns - ended_ns) / 1e9), 3),
+        "cpu_us": {name: round(cpu_s / got * 1e6, 2) for name, cpu_s in spent.items()},
         "tuples": sent,
         "faults": reader.faults + missing,
     }

@@ -25,9 +25,7 @@ FILE_S = 2.0  # between two files: a micro-batch each, and those are what costs
 FILE_POSITIONS = 4  # of each car in one file
 POLL_S = 0.2
 
-SCHEMA = pa.schema(
-    [("number", pa.int32()), ("seq", pa.int64()), ("kmh", pa.int32()), ("due_ns", pa.int64())]
-)
+SCHEMA = pa.schema([("number", pa.int32()), ("seq", pa.int64()), ("kmh", pa.int32()), ("due_ns", pa.int64())])
 Position = tuple[int, int, int, int]  # number, seq, km/h, due ns
 
 

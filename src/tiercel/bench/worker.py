@@ -62,11 +62,14 @@ class Worker:
     def close(self) -> None:
         """It ends when its input does."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
             self.process.kill()
+        finally:
+            self.process.stdout.close()
 
     def __enter__(self) -> Self:
         return self

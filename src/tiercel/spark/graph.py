@@ -7,10 +7,9 @@ Not responsible for: the objects users hold (streams.py), running it (live.py).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -100,6 +99,14 @@ class Graph:
             raise UserError(f"operator {operator!r} would have no instance", expected="at least one")
         return names
 
+    def plan_of(self, operator: str) -> OperatorPlan:
+        """What its instances need. The key of an output that no operator reads is not worth making."""
+        plan = self.operators[operator].plan
+        output = self.operators[operator].operator.output
+        if any(output in other.operator.inputs for other in self.operators.values()):
+            return plan
+        return dataclasses.replace(plan, output=Columns(plan.output.schema))
+
     # -- what it becomes ----------------------------------------------------------------------
 
     def topology(self) -> Topology:
@@ -108,7 +115,7 @@ class Graph:
         try:
             return Topology(self.sites, streams, operators).validate()
         except InvalidRequest as refusal:
-            raise UserError(refusal.what, expected=refusal.expected, hint=refusal.hint) from refusal
+            raise UserError.of(refusal) from refusal
 
     def manifest(
         self, settings: Settings, durability: Durability, bind: str, found: Manifest | None
@@ -196,20 +203,19 @@ def watermark_delay_ms(frame: DataFrame, column: str) -> int | None:
     return None if delay is None else int(delay)
 
 
-def key_bytes(columns: Columns, key: object) -> Key:
-    """A key as users write it, a value or a tuple of them, in the form the core has it."""
-    values = key if isinstance(key, tuple | list) else (key,)
-    if len(values) != len(columns.key):
-        names = ", ".join(columns.key)
-        raise UserError(f"key {key!r} has {len(values)} columns", expected=f"{len(columns.key)}: ({names})")
-    return _key_columns(columns).pack(tuple(values))[0]
-
-
-@functools.lru_cache(maxsize=64)
-def _key_columns(columns: Columns) -> Columns:
-    """Made once for all keys of a request: making the functions for a schema takes most of a millisecond."""
+def key_packer(columns: Columns) -> Callable[[object], Key]:
+    """From keys as users write them, a value or a tuple of them, to the form the core has them in."""
     fields: list[StructField] = [columns.schema[name] for name in columns.key]
-    return Columns(StructType(fields), columns.key)
+    pack = Columns(StructType(fields), columns.key).pack  # made once: it takes longer than a thousand keys
+
+    def key_bytes(key: object) -> Key:
+        values = key if isinstance(key, tuple | list) else (key,)
+        if len(values) != len(fields):
+            names = ", ".join(columns.key)
+            raise UserError(f"key {key!r} has {len(values)} columns", expected=f"{len(fields)}: ({names})")
+        return pack(tuple(values))[0]
+
+    return key_bytes
 
 
 def check_choice(what: str, value: str, allowed: Sequence[str]) -> None:

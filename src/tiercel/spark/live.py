@@ -205,7 +205,7 @@ class Live:
             for site in manifest.topology.sites:
                 hosting.start(site)
             for instance in instances:
-                hosting.start(instance, self.graph.operators[operator_of(instance)].plan)
+                hosting.start(instance, self.graph.plan_of(operator_of(instance)))
             for name in [*manifest.topology.sites, *instances]:
                 hosting.wait(name)
             self._console = Console(self.place, self._launch, self._retire)
@@ -321,7 +321,7 @@ class Live:
         assert self._hosting is not None
         if instance not in self._hosting.names:
             self.place.want([*self.place.wanted(), instance])
-            self._hosting.start(instance, self.graph.operators[operator_of(instance)].plan)
+            self._hosting.start(instance, self.graph.plan_of(operator_of(instance)))
 
     def _retire(self, instance: str) -> None:
         assert self._hosting is not None

@@ -19,7 +19,7 @@ from tiercel.core.routing import slot_of
 from tiercel.core.topology import instance_name, operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.spark.console import Console
-from tiercel.spark.graph import Graph, key_bytes
+from tiercel.spark.graph import Graph, key_packer
 from tiercel.spark.hosting import Hosting
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns
@@ -74,9 +74,9 @@ class Wishes:
         self._console.refresh()
         columns = self._key_columns(operator)
         by_slot, overrides = self._console.routes(operator)
-        found = {}
+        found, pack = {}, key_packer(columns)
         for key in keys:
-            packed = key_bytes(columns, key)
+            packed = pack(key)
             found[key] = (overrides.get(packed) or by_slot[slot_of(packed, len(by_slot))]).instance
         return found
 
@@ -84,7 +84,7 @@ class Wishes:
         columns = self._key_columns(operator)
         by_slot, overrides = self._console.routes(operator)
         found: dict[str, set[Key]] = {}
-        for key in [key_bytes(columns, key) for key in keys]:
+        for key in map(key_packer(columns), keys):
             route = overrides.get(key) or by_slot[slot_of(key, len(by_slot))]
             found.setdefault(route.instance, set()).add(key)
         if not found:
