@@ -140,8 +140,10 @@ def test_a_move_that_was_undone_is_tried_again_under_a_new_name_as_often_as_want
     play.request(wanted(0), retries=1)
     play.stage.tell("controller", m.MoveStatus("m1", "aborted", "x"), "a")
     assert play.states() == {"m1": "undone", "m2": "asked"}
+    assert play.controller.moves["m1"].again == "m2", "whoever waits for the move can follow it"
     play.stage.tell("controller", m.MoveStatus("m2", "aborted", "x"), "a")
     assert play.states() == {"m1": "undone", "m2": "undone"}
+    assert play.controller.moves["m2"].again == ""
 
 
 def test_a_real_refusal_reaches_the_one_who_asked() -> None:

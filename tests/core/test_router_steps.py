@@ -98,7 +98,7 @@ def traffic(seed: int) -> list[list[Event]]:
                 seq += not again
                 rows = [(rng.choice(KEYS), turn, n) for n in range(rng.randint(0, 6))]
                 number = rng.randint(1, seq) if again else seq
-                events.append(Received("client", m.Produce("p", number, "in", rows)))
+                events.append(Received("client", m.Produce("client", number, "in", rows)))
             elif kind < 6:
                 flushes[reader] += 1
                 through[reader] += rng.randint(0, 2)
@@ -118,7 +118,7 @@ def traffic(seed: int) -> list[list[Event]]:
             elif kind < 7:
                 events.append(Received("client", m.Consumed(rng.choice(("out", "end")), rng.randint(0, 40))))
             else:
-                events.append(Received("client", m.Hello("p")))
+                events.append(Received("client", m.Hello("client")))
         turns.append(events)
     return turns
 
@@ -144,12 +144,12 @@ class Unreadable(list[Output]):
 def test_a_refused_message_does_not_take_its_neighbours_along() -> None:
     driven, other = Driven(), Driven()
     rows = [(KEYS[0], 1, "x")]
-    before = Received("client", m.Produce("p", 1, "in", rows))
+    before = Received("client", m.Produce("client", 1, "in", rows))
     bad = Received(
         FIRST,
         m.Outputs(FIRST, 1, 1, 1, 1, Unreadable([Output(1, KEYS[0], 1, 0, rows[0])]), [], -1, timers=False),
     )
-    after = Received("client", m.Produce("p", 2, "in", rows))
+    after = Received("client", m.Produce("client", 2, "in", rows))
     waiting: deque[Event] = deque([before, bad, after])
     driven.perform(driven.router.on_events(waiting, 1.0))
     assert list(waiting) == [bad, after], "the step ends before it"
@@ -168,7 +168,7 @@ def test_while_something_moves_every_event_has_its_own_step() -> None:
     driven.one_by_one([Received("client", request)], 1.0)
     assert driven.router.departures or driven.router.arrivals
     waiting: deque[Event] = deque(
-        Received("client", m.Produce("p", seq, "in", [(KEYS[0], 1, "x")])) for seq in (1, 2)
+        Received("client", m.Produce("client", seq, "in", [(KEYS[0], 1, "x")])) for seq in (1, 2)
     )
     driven.perform(driven.router.on_events(waiting, 1.0))
     assert len(waiting) == 1

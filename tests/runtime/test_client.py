@@ -64,12 +64,12 @@ def test_a_long_send_becomes_several_frames_and_many_short_ones_few(tmp_path: Pa
         Subscriber(place, OUTPUT, after=0) as subscriber,
     ):
         assert producer.send([]) == 0
-        assert producer.send(rows(0, 2_500)) == 3
-        for n in range(2_500, 4_500):
+        assert producer.send(rows(0, 9_000)) == 3
+        for n in range(9_000, 11_000):
             producer.send(rows(n, 1))
         producer.flush()
         assert producer.submitted < 3 + 2_000
-        assert_once_and_in_order(payloads(collect(subscriber, 4_500)), 4_500)
+        assert_once_and_in_order(payloads(collect(subscriber, 11_000)), 11_000)
 
 
 def test_nothing_is_lost_or_doubled_when_the_router_is_started_again_elsewhere(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_a_dead_letter_is_a_row_of_its_stream_and_holds_the_row_it_was() -> None
     reason, key, offset, row = columns.values(msgspec.msgpack.decode(msgspec.msgpack.encode(letter.row[2])))
     assert columns.payload((reason, key, offset, row)) == letter.row[2]
     assert (reason, CARS.key_values(key), offset) == ("ZeroDivisionError: division by zero", ("a",), 1)
-    assert CARS.values(msgspec.msgpack.decode(row)) == tuple(car().values())
+    assert CARS.unpack(msgspec.msgpack.decode(row)) == tuple(car().values())
 
 
 # -- several inputs, initial state, steps ------------------------------------------------------

@@ -152,7 +152,7 @@ def test_values_of_every_type_come_out_of_arrow_as_they_went_in() -> None:
     [rows] = python_rows([batch], columns.names)
     packed, bad = columns.pack_all(rows)
     assert bad == []
-    assert [row[2] for row in packed] == payloads
+    assert [columns.unpack(row[2]) for row in packed] == [columns.unpack(payload) for payload in payloads]
 
 
 def test_an_operators_key_is_typed_by_its_input_and_passed_on_by_streams_without_one(place: Place) -> None:

@@ -46,6 +46,7 @@ class TrackedMove(msgspec.Struct):
     reason: str = ""
     retries_left: int = 0
     deadline_ms: float = 0.0
+    again: str = ""  # undone, and tried again under this name
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -214,10 +215,10 @@ class Controller:
         if status.phase == "done":
             tracked.state = MoveState.DONE.value
         elif status.phase in ("aborted", "refused"):
-            tracked.state = MoveState.UNDONE.value
             tracked.reason = status.reason
             if tracked.retries_left > 0:
-                self._add(step, tracked.wanted, tracked.retries_left - 1, tracked.deadline_ms)
+                tracked.again = self._add(step, tracked.wanted, tracked.retries_left - 1, tracked.deadline_ms)
+            tracked.state = MoveState.UNDONE.value  # last: whoever looks on must not miss the next try
         else:
             return
         step.note(f"{tracked.move} {tracked.state} {tracked.reason}")

@@ -61,6 +61,7 @@ def recover_router(router: Router, items: dict[StorageKey, Any]) -> Callable[[St
                 router.producers.marks[producer] = value
             case ("source", name, producer):
                 router.promises[name].sources[producer] = value
+                router.promises[name].unwritten.discard(producer)
             case ("lane", to, name, n):
                 router.lane(to, name).recover(n, *value)
             case ("lane_next", to, name):

@@ -145,7 +145,7 @@ class Router(MoveDesk):
             case m.ProduceMobile():
                 self.on_produce_mobile(step, sender, message)
             case m.WatermarkReport():
-                self.promises[message.operator].hear(sender, message.watermark_ms)
+                self.promises[message.operator].hear(sender, message.watermark_ms, message.sources)
             case m.Moved():
                 self.on_moved(step, message)
             case m.Hello():

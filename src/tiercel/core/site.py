@@ -58,7 +58,9 @@ class Site(ABC):
         self.arrivals: dict[str, Arrival] = {}
         self.ended: dict[str, tuple[str, str]] = {}  # departures that are over: phase and reason
         self.merged: dict[str, None] = {}  # arrivals that are over
-        self.promises = {name: Promises(topology.sites) for name in topology.operators}
+        self.promises = {
+            name: Promises(topology.sites, topology.timed_inputs(name)) for name in topology.operators
+        }
         for stream in topology.streams.values():
             for producer, at in stream.producers.items():
                 for operator_name in topology.consumers(stream.name) if at == site else ():

@@ -67,6 +67,11 @@ class Topology(msgspec.Struct, frozen=True):
     def consumers(self, stream: str) -> tuple[str, ...]:
         return tuple(o.name for o in self.operators.values() if stream in o.inputs)
 
+    def timed_inputs(self, operator: str) -> tuple[str, ...]:
+        """Those that make their own watermark."""
+        inputs = [self.streams[name] for name in self.operators[operator].inputs if name in self.streams]
+        return tuple(stream.name for stream in inputs if stream.delay_ms is not None)
+
     def producer_of(self, stream: str) -> str | None:
         """The operator that writes a stream; None for a stream that producers write."""
         for operator in self.operators.values():

@@ -14,7 +14,7 @@ from tiercel.core.lanes import FrameId, Inbound, Lane
 from tiercel.core.records import ABSENT_WATERMARK, INITIAL, Output, Row, TableUpdate, Watermark
 from tiercel.core.site import Site
 from tiercel.core.step import Step
-from tiercel.core.watermarks import FOREVER, is_news
+from tiercel.core.watermarks import FOREVER
 
 
 class Traffic(Site):
@@ -26,14 +26,18 @@ class Traffic(Site):
         if self.producers.accept(step, message.producer, message.seq, self.mutant):
             facts = self.topology.streams.get(message.stream)
             delay_ms = None if facts is None else facts.delay_ms
+            if delay_ms is not None and message.rows and not message.initial:
+                self.promise_source(step, message.stream, message.stream, ABSENT_WATERMARK)  # written here
             if message.rows:
                 self.take_in(
                     step, message.stream, message.rows, initial=message.initial, timed=delay_ms is not None
                 )
             if delay_ms is not None and message.rows and not message.initial:
-                newest = max([row[1] for row in message.rows])
-                self.promise_source(step, message.stream, message.stream, newest - delay_ms)
-            if message.watermark_ms is not None:
+                mark = message.watermark_ms  # of a batch that came in several frames: they share one
+                if mark is None:
+                    mark = max([row[1] for row in message.rows]) - delay_ms
+                self.promise_source(step, message.stream, message.stream, mark)
+            elif message.watermark_ms is not None:
                 self.promise_source(step, message.stream, message.producer, message.watermark_ms)
         self.acknowledge_producer(step, sender, message.producer, message.stream)
 
@@ -41,7 +45,8 @@ class Traffic(Site):
         """This source of a stream, a producer or the stream itself at this site, is that far."""
         for operator in self.consumers(stream):
             sources = self.promises[operator].sources
-            if watermark_ms > sources.get(source, ABSENT_WATERMARK):
+            self.promises[operator].unwritten.discard(source)
+            if source not in sources or watermark_ms > sources[source]:
                 sources[source] = watermark_ms
                 step.put(("source", operator, source), watermark_ms)
 
@@ -81,7 +86,7 @@ class Traffic(Site):
             inbox, operator = self.inboxes[name], self.topology.operators[name]
             mine = [(r[0], INITIAL, r[2]) for r in rows] if initial else rows
             if timed and not initial and operator.time_mode == "eventTime":
-                mine = self._in_time(stream, name, rows)
+                mine = self._in_time(name, rows)
             if len(operator.inputs) > 1:
                 n = operator.inputs.index(stream)
                 mine = [(r[0], r[1], (n, r[2])) for r in mine]
@@ -89,10 +94,10 @@ class Traffic(Site):
                 for site, stamped in inbox.intake(step, mine).items():
                     self.send_away(step, site, inbox, stamped)
 
-    def _in_time(self, stream: str, operator: str, rows: list[Row]) -> list[Row]:
+    def _in_time(self, operator: str, rows: list[Row]) -> list[Row]:
         """What this site has promised holds: rows at or below it are late, and no operator sees them."""
-        promised = self.promises[operator].sources.get(stream, ABSENT_WATERMARK)
-        mark = max(promised, self.inboxes[operator].watermark_ms)
+        promised = self.intake_promise(operator)
+        mark = max(self.inboxes[operator].watermark_ms, promised if promised < FOREVER else ABSENT_WATERMARK)
         kept = [row for row in rows if row[1] > mark]
         if len(kept) < len(rows):
             self.late[operator] = self.late.get(operator, 0) + len(rows) - len(kept)
@@ -366,7 +371,7 @@ class Traffic(Site):
 
     def intake_promise(self, operator: str) -> int:
         """No row at or below this will enter the system here for this operator."""
-        low = min(self.promises[operator].sources.values(), default=FOREVER)
+        low = self.promises[operator].worth()
         for stream in self.topology.operators[operator].inputs:
             upstream = self.topology.producer_of(stream)
             if upstream is not None:
@@ -380,12 +385,12 @@ class Traffic(Site):
             for lane in self.lanes.values():
                 if lane.inbox == operator and lane.watermarks and self.mutant != "watermark-overtakes":
                     low = min([low, *lane.watermarks.values()])
-            if is_news(low, promises.told):
-                promises.told = low
+            if promises.to_tell(low):
+                promises.told, promises.told_sources = low, len(promises.sources)
                 promises.hear(self.site, low)
                 for site in self.topology.sites:
                     if site != self.site:
-                        step.send_durable(site, m.WatermarkReport(operator, low))
+                        step.send_durable(site, m.WatermarkReport(operator, low, tuple(promises.sources)))
             inbox = self.inboxes[operator]
             conclusion = promises.conclusion()
             if conclusion > inbox.watermark_ms:
@@ -393,8 +398,8 @@ class Traffic(Site):
 
     def repeat_promises(self, step: Step, site: str) -> None:
         for operator, promises in self.promises.items():
-            if promises.told >= 0:
-                step.send_durable(site, m.WatermarkReport(operator, promises.told))
+            if promises.told >= 0 or promises.sources:
+                step.send_durable(site, m.WatermarkReport(operator, promises.told, tuple(promises.sources)))
 
     # -- ticks -------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from tiercel.core.effects import Effect
 from tiercel.core.events import Event, TimerFired
 from tiercel.errors import UserError
 from tiercel.runtime.host import Host, Machine
+from tiercel.runtime.link import HandshakeFailed, Mistrusted
 from tiercel.runtime.place import Place
 
 POKED = TimerFired("poked")  # what a machine is told when its caller wants something
@@ -98,7 +99,7 @@ class Background:
         place: Place,
         site: str,
         bell: Bell,
-        on_refused: Callable[[str, str], object],
+        on_refused: Callable[[str, HandshakeFailed], object],
     ) -> None:
         self.failure: BaseException | None = None
         self.ended = False
@@ -160,7 +161,7 @@ class Client(ABC):
         self._site = site
         self._ready = False  # the router has answered
         self._closed = False
-        self._refusal = ""
+        self._refusal: HandshakeFailed | None = None
         self._background = Background(name, self, place, site, self._bell, self._on_refused)
         try:
             asyncio.get_running_loop()
@@ -223,7 +224,11 @@ class Client(ABC):
         if self._closed:
             what = f"{self._name} is closed"
             raise UserError(what, expected="calls before close()")
-        if self._refusal:
+        if isinstance(self._refusal, Mistrusted):
+            what = f"the router of site {self._site!r} has another secret than {self._name!r}"
+            hint = "give the directory that the deployment runs in, not a copy of it"
+            raise UserError(what, expected="the storage directory of that deployment", hint=hint)
+        if self._refusal is not None:
             what = f"the router of site {self._site!r} does not let {self._name!r} in: {self._refusal}"
             hint = "give each program's producers names of their own"
             raise UserError(what, expected="one program at a time under each name", hint=hint)
@@ -231,10 +236,10 @@ class Client(ABC):
             what = f"{self._name} failed: {self._background.failure}"
             raise UserError(what, hint="make a new one; what was acknowledged is safe")
 
-    def _on_refused(self, peer: str, reason: str) -> None:
+    def _on_refused(self, peer: str, refusal: HandshakeFailed) -> None:
         """In the background: the router does not want us, and says why."""
         with self._bell:
-            self._refusal = reason
+            self._refusal = refusal
             self._bell.ring()
 
     def _silent(self, timeout_s: float) -> UserError:

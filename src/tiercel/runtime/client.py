@@ -27,10 +27,10 @@ from tiercel.runtime.arguments import check_name, checked_rows, home_of, pieces,
 from tiercel.runtime.background import POKED, Client
 from tiercel.runtime.place import Place
 
-FRAME_ROWS_MAX = 1_000  # a larger frame holds the router's other work up; a smaller one costs more per row
+FRAME_ROWS_MAX = 4_000  # rows that gather become one entry: the more of a key, the fewer calls of user code
 FRAME_BYTES = 1_000_000  # about; rows that gather stay far below the limit of a frame (wire.py)
-UNDER_WAY_MAX = 32  # frames on their way; rows that come meanwhile gather in the next ones
-KEPT_FRAMES_MAX = 64  # frames not acknowledged, gathered ones included; `send` waits beyond it
+UNDER_WAY_MAX = 8  # frames on their way; rows that come meanwhile gather in the next ones
+KEPT_FRAMES_MAX = 16  # frames not acknowledged, gathered ones included; `send` waits beyond it
 KEPT_ENTRIES_MAX = 256  # entries not taken by the caller; the router is not asked for more beyond it
 FLUSH_S_MAX = 30.0
 RANGE_S_MAX = 10.0

@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from tiercel.core.records import Row
+from tiercel.core.records import ABSENT_WATERMARK, Row
 from tiercel.errors import UserError
 from tiercel.runtime.client import Producer
 from tiercel.runtime.place import Place
@@ -47,6 +47,7 @@ class StagedFile(msgspec.Struct, frozen=True):
     frames: int
     rows: int
     bad: int = 0  # rows that did not fit and were set aside
+    newest_ms: int = ABSENT_WATERMARK  # of its rows' event times
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -70,6 +71,10 @@ class Plan(msgspec.Struct, frozen=True):
     def bad(self) -> int:
         return sum(file.bad for file in self.files)
 
+    @property
+    def newest_ms(self) -> int:
+        return max((file.newest_ms for file in self.files), default=ABSENT_WATERMARK)
+
 
 # -- staging, on executors --------------------------------------------------------------------
 
@@ -85,10 +90,12 @@ class Stage:
         self._file = self._draft.open("wb")
         self._rows: list[Row] = []
         self._count = self._frames = 0
+        self._newest_ms = ABSENT_WATERMARK
 
     def add(self, rows: Sequence[Row]) -> None:
         self._rows += rows
         self._count += len(rows)
+        self._newest_ms = max([self._newest_ms, *[row[1] for row in rows]])
         while len(self._rows) >= FRAME_ROWS_MAX:
             self._write(self._rows[:FRAME_ROWS_MAX])
             del self._rows[:FRAME_ROWS_MAX]
@@ -100,7 +107,7 @@ class Stage:
             _force(file)
         self._draft.replace(self._path)
         _force_directory(self._path.parent)
-        return StagedFile(self._partition, self._path.name, self._frames, self._count, bad)
+        return StagedFile(self._partition, self._path.name, self._frames, self._count, bad, self._newest_ms)
 
     def abandon(self) -> None:
         self._file.close()
@@ -206,14 +213,18 @@ class Feed:
                 f"begins with frame {plan.first}: its log has lost what it had acknowledged",
                 hint="durability='disk' survives a power loss; a new checkpoint location begins a new feed",
             )
-        seq = plan.first
+        delay_ms = self.place.manifest().topology.streams[plan.stream].delay_ms
+        seq, end = plan.first, plan.first + plan.frames - 1
         for staged in plan.files:
             path = self.staging(batch) / staged.file
             last = seq + staged.frames - 1
             if last > known:
                 skip = max(0, known - seq + 1)
                 for number, rows in enumerate(read_frames(path, skip), seq + skip):
-                    producer.send_frame(number, rows)
+                    mark = None
+                    if delay_ms is not None:  # as in Spark, rows of a batch are not late for each other
+                        mark = plan.newest_ms - delay_ms if number == end else ABSENT_WATERMARK
+                    producer.send_frame(number, rows, watermark_ms=mark)
             seq = last + 1
 
     def _tidy(self, batch: int) -> None:

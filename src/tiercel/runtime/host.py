@@ -52,6 +52,7 @@ from tiercel.core.events import (
 )
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
+from tiercel.runtime.link import HandshakeFailed
 from tiercel.runtime.metrics import Meter
 from tiercel.runtime.peers import LOOK_S, Peers
 from tiercel.runtime.registry import Address, Registry
@@ -112,7 +113,7 @@ class Host:
         port: int = 0,
         tls: TlsFiles | None = None,
         listens: bool = True,
-        on_refused: Callable[[str, str], object] | None = None,
+        on_refused: Callable[[str, HandshakeFailed], object] | None = None,
         on_launch: Callable[[str], object] | None = None,
         on_retire: Callable[[str], object] | None = None,
         metrics: Path | None = None,

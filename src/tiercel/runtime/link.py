@@ -56,6 +56,10 @@ class Refused(HandshakeFailed):
     """The peer is who it should be, and does not want us: it says why."""
 
 
+class Mistrusted(HandshakeFailed):
+    """The peer says to be who it should be, but cannot prove it: it has another secret."""
+
+
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The dialler says who it is, and challenges."""
 
@@ -205,7 +209,7 @@ class Link(asyncio.Protocol):
     def _check(self, proof: bytes, role: str) -> None:
         if not hmac.compare_digest(proof, self._proof(role)):
             reason = f"{self.peer!r} does not know this deployment's secret"
-            raise HandshakeFailed(reason)
+            raise Mistrusted(reason)
 
     def _open(self) -> None:
         self.phase = Phase.OPEN

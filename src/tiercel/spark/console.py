@@ -133,7 +133,7 @@ class Console:
         try:
             return asyncio.run_coroutine_threadsafe(put(), self._loop).result(ANSWER_S_MAX)
         except InvalidRequest as refusal:
-            raise UserError(refusal.what, expected=refusal.expected, hint=refusal.hint) from refusal
+            raise UserError.of(refusal) from refusal
 
     def request(self, plan: Plan, retries: int, deadline_ms: float | None) -> list[str]:
         """Names of the moves that were taken on."""

@@ -9,8 +9,9 @@ They need a deployment's storage directory and nothing else: no session, no Java
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from pyspark.sql import Row
 
 from tiercel.core.records import Output, StreamEntry
@@ -91,12 +92,18 @@ class RowProducer:
         await self.client.flush_async(timeout_s)
 
 
-class Received(NamedTuple):
+class Received(msgspec.Struct, frozen=True, gc=False):
     """One row of a stream, the offset of its log entry, and who it is."""
 
     row: Row
     offset: int
-    id: str
+    output: Output
+    operator: str
+
+    @property
+    def id(self) -> str:
+        """Its identity, as the data source's column `_tiercel_id` has it."""
+        return identity(self.operator, self.output)
 
 
 class RowSubscriber:
@@ -112,12 +119,19 @@ class RowSubscriber:
 
     def poll(self, timeout_s: float = 1.0) -> list[Received]:
         """What has come; an empty list if nothing has by then."""
-        return [row for entry in self.client.poll(timeout_s) for row in self._rows(entry)]
+        rows: list[Received] = []
+        for entry in self.client.poll(timeout_s):
+            self._add(rows, entry)
+        return rows
 
-    def _rows(self, entry: StreamEntry) -> Iterator[Received]:
-        make, unpack, operator = self._make, self.columns.unpack, self._operator
-        for output in entry.outputs:
-            yield Received(make(unpack(output.row[2])), entry.offset, identity(operator, output))
+    def _add(self, rows: list[Received], entry: StreamEntry) -> None:
+        make, unpack, operator, offset = self._make, self.columns.unpack, self._operator, entry.offset
+        rows += [Received(make(unpack(output.row[2])), offset, output, operator) for output in entry.outputs]
+
+    def _rows(self, entry: StreamEntry) -> list[Received]:
+        rows: list[Received] = []
+        self._add(rows, entry)
+        return rows
 
     def __iter__(self) -> Iterator[Received]:
         for entry in self.client:

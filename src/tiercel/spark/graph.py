@@ -99,6 +99,14 @@ class Graph:
             raise UserError(f"operator {operator!r} would have no instance", expected="at least one")
         return names
 
+    def plan_of(self, operator: str) -> OperatorPlan:
+        """What its instances need. The key of an output that no operator reads is not worth making."""
+        plan = self.operators[operator].plan
+        output = self.operators[operator].operator.output
+        if any(output in other.operator.inputs for other in self.operators.values()):
+            return plan
+        return dataclasses.replace(plan, output=Columns(plan.output.schema))
+
     # -- what it becomes ----------------------------------------------------------------------
 
     def topology(self) -> Topology:
@@ -107,7 +115,7 @@ class Graph:
         try:
             return Topology(self.sites, streams, operators).validate()
         except InvalidRequest as refusal:
-            raise UserError(refusal.what, expected=refusal.expected, hint=refusal.hint) from refusal
+            raise UserError.of(refusal) from refusal
 
     def manifest(
         self, settings: Settings, durability: Durability, bind: str, found: Manifest | None

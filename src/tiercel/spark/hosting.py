@@ -17,7 +17,9 @@ looks like.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -48,6 +50,9 @@ END_S_MAX = 15.0
 LOOK_S = 0.02
 HEALTHY_S = 20.0  # a job that ran this long and then failed had been well
 FAILURES_MAX = 4  # in a row, each sooner than that: the process cannot work, and is given up
+REASON_CHARACTERS_MAX = 1_000
+_TRACEBACK = "Traceback (most recent call last):"
+_SPARK_SAYS = re.compile(r"^(.* most recent failure: .*?\): )?(: )?(org\.apache\.spark\.SparkException: )?")
 PAUSE_S = 0.2  # before a job is submitted again
 
 
@@ -177,7 +182,7 @@ class Hosting:
                 if name in self._unwanted:
                     return
                 in_a_row = 1 if time.monotonic() - begun > HEALTHY_S else in_a_row + 1
-                reason = _reason(error)
+                reason = reason_of(error)
                 log.warning("the job of %s failed (%d in a row): %s", name, in_a_row, reason)
                 if in_a_row >= FAILURES_MAX:
                     self.failures[name] = reason
@@ -220,13 +225,15 @@ class Hosting:
             self._registry.withdraw(name)
 
 
-def _reason(error: Exception) -> str:
-    """The last line of a Python traceback inside Spark's message says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in reversed(lines):
-        head = line.partition(":")[0]
-        if head.replace(".", "").replace("_", "").isalnum() and head[:1].isalpha() and ":" in line:
-            if head.startswith(("at ", "org.", "java.", "scala.")):
-                continue
-            return line[:500]
-    return (lines[0] if lines else type(error).__name__)[:500]
+def reason_of(error: Exception) -> str:
+    """What happened, out of Spark's long message: the end of the worker's traceback, else what Spark says."""
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    begins = [n for n, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    if begins:
+        after = itertools.dropwhile(lambda line: line[0].isspace(), lines[begins[-1] + 1 :])
+        said = "\n".join(itertools.takewhile(lambda line: not line[0].isspace(), after))
+        said = said.removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")
+    else:
+        told = [line for line in lines if not line.startswith("An error occurred while calling")]
+        said = _SPARK_SAYS.sub("", told[0]) if told else type(error).__name__
+    return said[:REASON_CHARACTERS_MAX]

@@ -205,7 +205,7 @@ class Live:
             for site in manifest.topology.sites:
                 hosting.start(site)
             for instance in instances:
-                hosting.start(instance, self.graph.operators[operator_of(instance)].plan)
+                hosting.start(instance, self.graph.plan_of(operator_of(instance)))
             for name in [*manifest.topology.sites, *instances]:
                 hosting.wait(name)
             self._console = Console(self.place, self._launch, self._retire)
@@ -297,6 +297,10 @@ class Live:
         """So many instances at each site, with an even share of the slots each. Returns at once."""
         return self._wishes.scale(operator, instances, strategy)
 
+    def owners(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:
+        """Key -> the instance that owns it now. Keys are as users know them: values, or tuples of them."""
+        return self._wishes.owner_by_key(operator, keys)
+
     def drain(self, instance: str) -> Moving:
         """Move everything off an instance, as before its executor is taken away."""
         return self._wishes.drain(instance)
@@ -317,7 +321,7 @@ class Live:
         assert self._hosting is not None
         if instance not in self._hosting.names:
             self.place.want([*self.place.wanted(), instance])
-            self._hosting.start(instance, self.graph.operators[operator_of(instance)].plan)
+            self._hosting.start(instance, self.graph.plan_of(operator_of(instance)))
 
     def _retire(self, instance: str) -> None:
         assert self._hosting is not None

@@ -61,12 +61,20 @@ class Moving:
     def done(self) -> bool:
         """Whether all of them have ended, this way or that."""
         ended = (MoveState.DONE.value, MoveState.UNDONE.value)
-        moves = self._console.moves()
-        return all(moves[name].state in ended for name in self.names)
+        return all(tracked.state in ended for tracked in self._latest())
+
+    def _latest(self) -> list[TrackedMove]:
+        """The moves as they are now: of one that was undone and tried again, the last try."""
+        found = []
+        for name in self.names:
+            tracked = self._console.moves()[name]
+            while tracked.again:
+                tracked = self._console.moves()[tracked.again]
+            found.append(tracked)
+        return found
 
     def reports(self) -> list[MoveReport]:
-        moves = self._console.moves()
-        return [self._report(moves[name]) for name in self.names]
+        return [self._report(tracked) for tracked in self._latest()]
 
     def _report(self, tracked: TrackedMove) -> MoveReport:
         story = self._console.story(tracked.move)
@@ -89,11 +97,10 @@ class Moving:
 
     def progress(self) -> str:
         """One line: where each of them is."""
-        moves = self._console.moves()
         parts = []
-        for name in self.names:
-            story = self._console.story(name)
-            parts.append(f"{name} {story[-1].phase if story else moves[name].state}")
+        for tracked in self._latest():
+            story = self._console.story(tracked.move)
+            parts.append(f"{tracked.move} {story[-1].phase if story else tracked.state}")
         return ", ".join(parts) or "nothing to move"
 
     def wait(self, timeout_s: float = 60.0) -> list[MoveReport]:

@@ -25,6 +25,14 @@ SPARE_SLOTS = 2  # for the micro-batches of feeds and sinks: with none they woul
 
 def task_slots(spark: SparkSession) -> int:
     """How many tasks can run at once. Needs a live session."""
+    if ".connect." in type(spark).__module__:
+        raise UserError(
+            "this is a Spark Connect session, which has no SparkContext: long-lived tasks cannot be tagged, "
+            "counted and ended through it",
+            expected="a session of the application itself",
+            hint="run the deployment where the driver runs; producers, subscribers and the data sources "
+            "need only its storage directory",
+        )
     try:
         return spark.sparkContext.defaultParallelism
     except Exception as error:
@@ -35,6 +43,8 @@ def task_slots(spark: SparkSession) -> int:
 def check_slots(spark: SparkSession, processes: int, *, spare: int = SPARE_SLOTS) -> None:
     """Refuse before anything starts: each process holds one slot for as long as it lives."""
     slots = task_slots(spark)
+    if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return  # executors come when tasks wait for them; hosting.START_S_MAX says how long that may take
     needed = processes + spare
     if slots < needed:
         what = (

@@ -68,6 +68,18 @@ class Wishes:
             return {source: KeySet(keys=frozenset(single))}
         return {owner: KeySet(slots=frozenset(members)) for owner, members in found.items()}
 
+    def owner_by_key(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:
+        """Key as the user writes it -> its owner, as the routers tell it now."""
+        self._check_operator(operator)
+        self._console.refresh()
+        columns = self._key_columns(operator)
+        by_slot, overrides = self._console.routes(operator)
+        found, pack = {}, key_packer(columns)
+        for key in keys:
+            packed = pack(key)
+            found[key] = (overrides.get(packed) or by_slot[slot_of(packed, len(by_slot))]).instance
+        return found
+
     def _owners_of_keys(self, operator: str, keys: Iterable[Any]) -> dict[str, KeySet]:
         columns = self._key_columns(operator)
         by_slot, overrides = self._console.routes(operator)

@@ -181,7 +181,7 @@ class Trial:
 
     def _refused(self, row: bytes) -> tuple[Any, ...] | str:
         payload = msgspec.msgpack.decode(row)
-        return "timer" if payload == "timer" else self.columns.unpack(payload)
+        return "timer" if payload == "timer" else tuple(self.columns.unpack(payload))
 
     def _shown(self, name: str, kept: Any) -> Any:
         variable = self.variables[name]

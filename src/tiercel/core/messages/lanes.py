@@ -111,3 +111,4 @@ class WatermarkReport(Message, frozen=True):
 
     operator: str
     watermark_ms: int
+    sources: tuple[str, ...] = ()  # of the operator's input at this site, known so far

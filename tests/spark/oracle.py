@@ -1,0 +1,219 @@
+"""Spark's own transformWithState as the oracle: one case on both sides, outputs per key side by side.
+
+Responsible for: feeding both sides the same batches, moves and kills under Tiercel, collecting outputs.
+Not responsible for: the processors and their input (oracle_cases.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from oracle_cases import OUTPUT, Case
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+import tiercel
+
+HANG_S = 180.0  # longer than anything takes: a test that hangs ends with what is missing
+
+Outputs = dict[str, list[tuple[int, str]]]
+
+
+def until(done: Callable[[], bool], missing: Callable[[], str]) -> None:
+    give_up = time.monotonic() + HANG_S
+    while not done():
+        if time.monotonic() > give_up:
+            raise AssertionError(missing())
+        time.sleep(0.01)
+
+
+class Collected:
+    """Outputs as they come, per key in order."""
+
+    def __init__(self) -> None:
+        self.of_key: Outputs = {}
+        self.count = 0
+
+    def add(self, rows: Sequence[Any]) -> None:
+        for row in rows:
+            self.of_key.setdefault(row.k, []).append((row.seq, row.told))
+        self.count += len(rows)
+
+
+# -- under Spark ------------------------------------------------------------------------------
+
+
+class Files:
+    """A directory that Spark reads as a stream: one file is one batch."""
+
+    def __init__(self, directory: Path, schema: str) -> None:
+        self.directory = directory
+        self.names = StructType.fromDDL(schema).names
+        self.schema = schema
+        directory.mkdir(parents=True)
+        self._count = 0
+
+    def write(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Whole from the first moment that Spark can see it; an empty one would be no file to Spark."""
+        lines = [json.dumps(dict(zip(self.names, map(_in_json, row), strict=True))) for row in rows]
+        draft = self.directory / f".{self._count}.draft"
+        draft.write_text("\n".join(lines), encoding="utf-8")
+        draft.rename(self.directory / f"{self._count:04}.json")
+        self._count += 1
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        return spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1).json(str(self.directory))
+
+
+def _in_json(value: Any) -> Any:
+    return value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value
+
+
+def under_spark(spark: SparkSession, case: Case, directory: Path) -> tuple[Outputs, list[int]]:
+    """Outputs per key, and how many there were after each batch."""
+    files = {name: Files(directory / name, schema) for name, schema in case.streams.items()}
+    frames = [each.frame(spark) for each in files.values()]
+    if case.event_time:
+        frames = [frame.withWatermark(case.event_time, f"{case.delay_ms} milliseconds") for frame in frames]
+    frame = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+    initial = None
+    if case.initial is not None:
+        initial = spark.createDataFrame(case.initial, case.initial_schema).groupBy("k")
+    results = frame.groupBy("k").transformWithState(case.processor, OUTPUT, "update", case.time_mode, initial)
+    collected = Collected()
+    query = (
+        results.writeStream.outputMode("update")
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .foreachBatch(lambda batch, _: collected.add(batch.collect()))
+        .start()
+    )
+    counts = []
+    try:
+        for n, batch in enumerate(case.batches):
+            for name, rows in batch.items():
+                files[name].write(rows)
+            if case.outputs is None:
+                query.processAllAvailable()  # a batch without data behind it, for timers, included
+            else:
+                wanted = case.outputs[n]
+                until(
+                    lambda wanted=wanted: collected.count >= wanted or query.exception() is not None,
+                    lambda wanted=wanted: f"Spark: {collected.count} outputs of {wanted}",
+                )
+            if failure := query.exception():
+                raise failure
+            counts.append(collected.count)
+            time.sleep(case.apart_s)
+    finally:
+        query.stop()
+    return collected.of_key, counts
+
+
+# -- under Tiercel ----------------------------------------------------------------------------
+
+
+def kill(live: tiercel.Live, process: str) -> None:
+    """Kill -9 of the Python worker that hosts it; returns while Spark is starting it again."""
+    [pid] = [p.pid for p in live.status().processes if p.name == process]
+    os.kill(pid, signal.SIGKILL)
+
+
+class Troubled:
+    """A running case under Tiercel, with what is done to it while batches are under way."""
+
+    def __init__(self, live: tiercel.Live, case: Case, kills: Sequence[str]) -> None:
+        self.live, self.case = live, case
+        self.kills = list(kills)
+        self.moved = 0
+
+    @contextlib.contextmanager
+    def batch(self, n: int) -> Iterator[None]:
+        """Around the sending of batch n: a move, a kill, then both at once."""
+        half = self.case.keys[::2]
+        match n:
+            case 1:
+                moving = self.live.move("op", keys=half, to="edge")
+                yield
+                self.moved += len(moving.wait(HANG_S))
+            case 2:
+                yield
+                kill(self.live, self.kills[0])
+            case 3:
+                moving = self.live.move("op", keys=half, to="cloud", retries=10)
+                yield
+                kill(self.live, self.kills[1])
+                self.moved += len(moving.wait(HANG_S))
+            case _:
+                yield
+
+
+def under_tiercel(
+    spark: SparkSession, case: Case, directory: Path, counts: Sequence[int], kills: Sequence[str]
+) -> Outputs:
+    """The same batches, one frame each, with two moves and two kills under way; outputs per key."""
+    with tiercel.start(spark, ["cloud", "edge"], directory) as live:
+        inputs = {
+            name: live.stream(name, schema, key="k", event_time=case.event_time, delay=case.delay_ms / 1000)
+            for name, schema in case.streams.items()
+        }
+        first, *others = inputs.values()
+        operator = (first.union(*others) if others else first).transform_with_state(
+            case.processor,
+            OUTPUT,
+            name="op",
+            time_mode=case.time_mode,
+            initial_state=None
+            if case.initial is None
+            else spark.createDataFrame(case.initial, case.initial_schema),
+            instances={"cloud": 2, "edge": 1},
+        )
+        troubled = Troubled(live, case, kills)
+        collected = Collected()
+        refused = operator.dead_letters.subscribe(after=0)
+        with contextlib.ExitStack() as open_ends:
+            open_ends.enter_context(refused)
+            outputs = open_ends.enter_context(operator.subscribe(after=0))
+            producers = {n: open_ends.enter_context(s.producer(f"producer-{n}")) for n, s in inputs.items()}
+
+            def arrived(count: int) -> bool:
+                collected.add([received.row for received in outputs.poll(0.05)])
+                if letters := [received.row.reason for received in refused.poll(0)]:
+                    raise AssertionError(f"refused: {letters[:3]}")
+                return collected.count >= count
+
+            for n, batch in enumerate(case.batches):
+                with troubled.batch(n):
+                    for name, rows in batch.items():
+                        producers[name].send_many(rows)
+                        producers[name].flush()
+                until(
+                    lambda n=n: arrived(counts[n]),
+                    lambda n=n: f"Tiercel: {collected.count} outputs of {counts[n]} after batch {n}",
+                )
+                time.sleep(case.apart_s)
+            arrived(counts[-1] + 1)  # whatever came twice would come behind the last
+        assert troubled.moved >= 2
+    return collected.of_key
+
+
+def differences(ours: Outputs, sparks: Outputs) -> list[str]:
+    """In the words of a test that fails: key by key, the first output that differs."""
+    found = []
+    for key in sorted(ours.keys() | sparks.keys()):
+        mine, wanted = ours.get(key, []), sparks.get(key, [])
+        if mine != wanted:
+            at = next((n for n, (a, b) in enumerate(zip(mine, wanted, strict=False)) if a != b), None)
+            at = min(len(mine), len(wanted)) if at is None else at
+            found.append(
+                f"{key}, output {at}:\n  Spark   {wanted[at : at + 2]}\n  Tiercel {mine[at : at + 2]}"
+            )
+    return found
