@@ -54,20 +54,15 @@ class Watched(Controller):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.stories: dict[str, list[Stage]] = {}
-        self.answers: dict[str, int] = {}  # site -> how often its router told its tables
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
-        message = event.message if isinstance(event, Received) else None
-        if isinstance(message, m.MoveStatus):
-            self._remember(message)
-        elif isinstance(message, m.StatusReply):
-            for status in message.statuses:
-                self._remember(status)
-        effects = super().on_event(event, now_ms)
-        if isinstance(event, Received) and isinstance(message, m.StatusReply):
-            # Only now: another thread waits for the count, and then reads the tables.
-            self.answers[event.sender] = self.answers.get(event.sender, 0) + 1
-        return effects
+        if isinstance(event, Received):
+            if isinstance(event.message, m.MoveStatus):
+                self._remember(event.message)
+            elif isinstance(event.message, m.StatusReply):
+                for status in event.message.statuses:
+                    self._remember(status)
+        return super().on_event(event, now_ms)
 
     def _remember(self, status: m.MoveStatus) -> None:
         story = self.stories.setdefault(status.move, [])
@@ -163,22 +158,17 @@ class Console:
 
     def refresh(self) -> None:
         """Ask every router for its tables, and wait for the answers."""
-        before = dict(self._controller.answers)
-
-        def ask(controller: Controller, now_ms: float) -> tuple[None, Sequence[Effect]]:
-            return None, controller.ask_status(now_ms)
-
+        first, asked_at = 0, 0.0
         give_up = time.monotonic() + ANSWER_S_MAX
-        asked_at = 0.0
         while time.monotonic() < give_up:
             if time.monotonic() - asked_at > 0.5:  # a router that was just started again has lost it
-                self._ask(ask)
-                asked_at = time.monotonic()
-            answers = self._controller.answers
-            if all(answers.get(site, 0) > before.get(site, 0) for site in self._topology.sites):
+                question = self._ask(lambda controller, now: controller.ask_status(now))
+                first, asked_at = first or question, time.monotonic()
+            answered = dict(self._controller.answered)
+            silent = [site for site in self._topology.sites if answered.get(site, 0) < first]
+            if not silent:
                 return
             time.sleep(LOOK_S)
-        silent = [s for s in self._topology.sites if self._controller.answers.get(s, 0) <= before.get(s, 0)]
         what = f"no answer from the router of {', '.join(silent)} within {ANSWER_S_MAX:g} s"
         raise UserError(what, hint="live.status() shows whether it runs")
 
