@@ -26,7 +26,11 @@ class UserError(Exception):
     @classmethod
     def of(cls, refusal: InvalidRequest) -> Self:
         """What the core refused, for the person who asked."""
-        return cls(refusal.what, expected=refusal.expected.removeprefix("expected ") or None, hint=refusal.hint or None)
+        return cls(
+            refusal.what,
+            expected=refusal.expected.removeprefix("expected ") or None,
+            hint=refusal.hint or None,
+        )
 
     def __str__(self) -> str:
         lines = [self.what]

@@ -1,0 +1,29 @@
+"""What tests of the Spark side share: one session for all of them, helpers that workers can import."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import tiercel
+
+HERE = str(Path(__file__).resolve().parent)
+sys.path.insert(0, HERE)
+# Spark ships functions of imported modules by name: its workers must find them too
+os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    """The session that all modules share, made by the first; tests leave nothing running in it."""
+    return tiercel.session("tests", slots=16)
+
+
+def pytest_sessionfinish() -> None:
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
