@@ -82,7 +82,9 @@ def _whole(axes: Axes, timeline: Timeline, changes: Sequence[Change]) -> None:
     for change, colour in zip(changes, CHANGE_COLOURS, strict=True):
         begin, end = timeline.seconds(change.at.request_ns), timeline.seconds(change.at.end_ns)
         axes.axvspan(begin, end, color=colour, alpha=0.18)
-        axes.axvline(begin, color=colour, linewidth=1.5, label=f"{change.name}: {(end - begin) * 1e3:,.0f} ms")
+        axes.axvline(
+            begin, color=colour, linewidth=1.5, label=f"{change.name}: {(end - begin) * 1e3:,.0f} ms"
+        )
     _axes(axes, "the whole run, all cars of the producer")
     axes.set_xlim(0, float(timeline.at_s.max(initial=1.0)))
     axes.set_xlabel("due, s after the warm-up")

@@ -130,11 +130,11 @@ class Producer(Client):
         if not await self._bell.until_async(lambda: self._is_safe(seq), timeout_s):
             raise self._unsafe(seq, timeout_s)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = FLUSH_S_MAX) -> None:
         """Wait until everything is safe, then end."""
         if not self._closed:
             try:
-                self.flush()
+                self.flush(timeout_s)
             finally:
                 self._end()
 

@@ -77,6 +77,7 @@ class Console:
         self, place: Place, on_launch: Callable[[str], object], on_retire: Callable[[str], object]
     ) -> None:
         manifest = place.manifest()
+        self._registry = place.registry
         self._topology = manifest.topology
         self._store = Store(place.process(NAME), manifest.durability, TABLES)
         self._controller = Watched(manifest.topology, manifest.settings, self._store.items())
@@ -115,6 +116,7 @@ class Console:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._host.end, "the deployment ends")
             self._thread.join(10.0)
+        self._registry.withdraw(NAME)
 
     # -- asking --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ They need a deployment's storage directory and nothing else: no session, no Java
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -79,8 +80,10 @@ class RowProducer:
     def __enter__(self) -> RowProducer:
         return self
 
-    def __exit__(self, *failure: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.__exit__(kind, error, trace)
 
     async def send_async(self, *rows: Any) -> None:
         packed, bad = self.columns.pack_all(rows)

@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any, NamedTuple
 
 import msgspec
 from pyspark.sql import DataFrame
@@ -27,6 +28,8 @@ from tiercel.spark.schema import Columns
 
 TIME_MODES = ("none", "processingTime", "eventTime")
 ON_ERROR = ("dead-letter", "fail", "retry")
+
+PORT_MAX = 65_535
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
@@ -50,6 +53,13 @@ class OperatorDeclaration:
     operator: Operator
     plan: OperatorPlan
     initial: DataFrame | None = None
+
+
+class Listening(NamedTuple):
+    """The address of every process, and the ports of routers that have a fixed one."""
+
+    bind: str
+    ports: dict[str, int]
 
 
 class Graph:
@@ -83,15 +93,17 @@ class Graph:
             raise UserError(f"unknown site {site!r}", expected=f"one of: {', '.join(self.sites)}")
         return site
 
-    def instances(self, operator: str, wanted: Mapping[str, int] | None) -> tuple[str, ...]:
+    def instances(self, operator: str, wanted: Any) -> tuple[str, ...]:
         """The names of so many instances at each site."""
+        if wanted is not None and not isinstance(wanted, Mapping):
+            example = f'{{"{self.root}": 2}}'
+            raise UserError(
+                f"instances of {operator!r}: {wanted!r}", expected=f"how many at which site, as in {example}"
+            )
         counts = {self.root: 1} if wanted is None else dict(wanted)
         for site, count in counts.items():
             self.check_site(site)
-            if type(count) is not int or count < 0:
-                raise UserError(
-                    f"instances of {operator!r} at {site!r}: {count!r}", expected="a whole number, 0 or more"
-                )
+            check_whole(f"instances of {operator!r} at {site!r}", count, 0)
         names = tuple(
             instance_name(operator, s, n) for s, count in counts.items() for n in range(1, count + 1)
         )
@@ -118,7 +130,7 @@ class Graph:
             raise UserError.of(refusal) from refusal
 
     def manifest(
-        self, settings: Settings, durability: Durability, bind: str, found: Manifest | None
+        self, settings: Settings, durability: Durability, listening: Listening, found: Manifest | None
     ) -> Manifest:
         """The manifest of this graph; over one that was found, only streams and operators may be new."""
         facts = {
@@ -127,7 +139,7 @@ class Graph:
             )
             for d in self.streams.values()
         }
-        made = Manifest(uuid.uuid4().hex, self.topology(), facts, settings, durability, bind)
+        made = Manifest(uuid.uuid4().hex, self.topology(), facts, settings, durability, *listening)
         return made if found is None else self._continued(made, found)
 
     def _continued(self, made: Manifest, found: Manifest) -> Manifest:
@@ -182,6 +194,18 @@ def parse_sites(sites: Sequence[str] | Mapping[str, str | None]) -> dict[str, st
     return found
 
 
+def parse_ports(ports: Mapping[str, int], sites: Mapping[str, str | None]) -> dict[str, int]:
+    """Site -> the port where its router listens."""
+    if not isinstance(ports, Mapping):
+        raise UserError(f"ports = {ports!r}", expected='a port for each site, as in ports={"cloud": 7400}')
+    for site, port in ports.items():
+        if site not in sites:
+            raise UserError(f"ports: unknown site {site!r}", expected=f"one of: {', '.join(sites)}")
+        if type(port) is not int or not 0 <= port <= PORT_MAX:
+            raise UserError(f"port {port!r} of site {site!r}", expected=f"0 (any that is free) to {PORT_MAX}")
+    return dict(ports)
+
+
 def parse_delay(delay: str | float | timedelta) -> int:
     """`"10 seconds"`, a timedelta, or seconds; in ms."""
     if isinstance(delay, timedelta):
@@ -221,3 +245,8 @@ def key_packer(columns: Columns) -> Callable[[object], Key]:
 def check_choice(what: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise UserError(f"{what} {value!r}", expected=f"one of: {', '.join(allowed)}")
+
+
+def check_whole(what: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise UserError(f"{what}: {value!r}", expected=f"a whole number, {least} or more")

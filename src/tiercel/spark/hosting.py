@@ -30,6 +30,7 @@ import uvloop
 from pyspark import InheritableThread, TaskContext
 from pyspark.sql import SparkSession
 
+from tiercel.core.faults import OperatorFailed
 from tiercel.core.instance import Instance
 from tiercel.core.router import Router
 from tiercel.core.topology import operator_of, site_of
@@ -39,6 +40,7 @@ from tiercel.runtime.place import Place
 from tiercel.runtime.registry import Address
 from tiercel.runtime.store import Store
 from tiercel.spark.border import Border, OperatorPlan
+from tiercel.spark.slots import is_stopped
 
 if TYPE_CHECKING:
     import pyarrow
@@ -96,6 +98,7 @@ def build_host(
         dials=peers,
         store=store,
         bind=manifest.bind,
+        port=manifest.ports.get(name, 0),
         tls=manifest.tls,
         metrics=place.metrics,
     )
@@ -182,12 +185,20 @@ class Hosting:
                 if name in self._unwanted:
                     return
                 in_a_row = 1 if time.monotonic() - begun > HEALTHY_S else in_a_row + 1
+                if is_stopped(self._spark):
+                    self.failures[name] = "the Spark session was stopped"
+                    return
                 reason = reason_of(error)
                 log.warning("the job of %s failed (%d in a row): %s", name, in_a_row, reason)
-                if in_a_row >= FAILURES_MAX:
+                if in_a_row >= FAILURES_MAX or self._hopeless(name, error):
                     self.failures[name] = reason
                     return
                 time.sleep(PAUSE_S)
+
+    def _hopeless(self, name: str, error: Exception) -> bool:
+        """User code that is to fail has failed; or nobody ever listened here, and the reason will stay."""
+        told = [OperatorFailed] if self._registry.find(name) is not None else [OperatorFailed, UserError]
+        return any(f"{kind.__module__}.{kind.__name__}: " in str(error) for kind in told)
 
     def wait(self, name: str, after_life: int = 0) -> Address:
         """Where a process listens, as soon as it does, in a life above `after_life`."""
@@ -197,8 +208,7 @@ class Hosting:
             if address is not None and address.life > after_life:
                 return address
             if name in self.failures:
-                what = f"{name} could not be started: {self.failures[name]}"
-                raise UserError(what, hint="the executor's log has the whole story")
+                raise could_not_start(name, self.failures[name])
             time.sleep(LOOK_S)
         what = f"{name} did not start within {START_S_MAX:g} s (START_S_MAX)"
         raise UserError(
@@ -219,10 +229,15 @@ class Hosting:
         give_up = time.monotonic() + END_S_MAX
         for name, thread in self._threads.items():
             thread.join(max(0.0, give_up - time.monotonic()))
-            if thread.is_alive():
+            if thread.is_alive() and not is_stopped(self._spark):
                 self._spark.sparkContext.cancelJobsWithTag(f"tiercel:{name}")
         for name in self._threads:
             self._registry.withdraw(name)
+
+
+def could_not_start(name: str, reason: str) -> UserError:
+    what = f"{name} could not be started: {reason}"
+    return UserError(what, hint=None if "\nhint: " in reason else "the executor's log has the whole story")
 
 
 def reason_of(error: Exception) -> str:

@@ -21,12 +21,14 @@ from tiercel.core.topology import Operator
 from tiercel.errors import UserError
 from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.ends import RowProducer, RowSubscriber
+from tiercel.spark.feed import column_names
 from tiercel.spark.graph import (
     ON_ERROR,
     TIME_MODES,
     OperatorDeclaration,
     StreamDeclaration,
     check_choice,
+    check_whole,
     watermark_delay_ms,
 )
 from tiercel.spark.processors import check_processor
@@ -173,6 +175,8 @@ class LiveStream:
         check_choice("time mode", time_mode, TIME_MODES)
         check_choice("output mode", output_mode.lower(), ("append", "update"))
         check_choice("on_error", on_error, ON_ERROR)
+        check_whole("slots", slots, 1)
+        check_whole("retries", retries, 0)
         if time_mode == "eventTime":
             for stream, plan in self._inputs:
                 if not plan.columns.event_time:
@@ -250,7 +254,12 @@ class LiveStream:
         delay = watermark_delay_ms(frame, self.columns.event_time) if self.columns.event_time else None
         if delay is not None:
             self._live.note_delay(stream, delay)
-        rows = frame.select(*self.columns.names).coalesce(partitions)
+        check_whole("partitions", partitions, 1)
+        rows = frame.select(*self.columns.names)
+        column_names(
+            rows.schema, self.columns
+        )  # types that do not fit are told here, not by a query that ends
+        rows = rows.coalesce(partitions)
         feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options)
         self._live.add_feed(feed)
         return feed
@@ -261,7 +270,9 @@ class LiveStream:
         self._live.deploy()
         if site:
             self._live.graph.check_site(site)
-        return RowProducer(self._live.place, stream, name=name, site=site)
+        producer = RowProducer(self._live.place, stream, name=name, site=site)
+        self._live.look_after(producer.client)
+        return producer
 
     def _written(self, what: str) -> str:
         stream, _ = self._inputs[0]
@@ -285,7 +296,9 @@ class LiveStream:
         """A low-latency reader: from now on, or behind an offset (0: from the beginning)."""
         stream = self.read()
         self._live.deploy()
-        return RowSubscriber(self._live.place, stream, after=after)
+        subscriber = RowSubscriber(self._live.place, stream, after=after)
+        self._live.look_after(subscriber.client)
+        return subscriber
 
     def dataframe(self, **options: Any) -> DataFrame:
         """This stream as a streaming DataFrame; options are those of the data source `tiercel`."""

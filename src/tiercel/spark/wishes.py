@@ -47,12 +47,19 @@ class Wishes:
         """Owner -> which of the wanted keys or slots are its; nothing named: all that `source` owns."""
         self._check_operator(operator)
         self._console.refresh()
+        for what, given in (("keys", keys), ("slots", slots)):
+            if given is not None and (isinstance(given, str | bytes) or not isinstance(given, Iterable)):
+                raise UserError(f"{what}={given!r:.80}", expected=f"several, as in {what}=[{given!r:.80}]")
         if keys is not None:
             if slots is not None:
                 raise UserError("keys and slots were given", expected="one of them")
             return self._owners_of_keys(operator, keys)
         if slots is None and not source:
             raise UserError("nothing to move was named", expected="keys=, slots= or source=")
+        if source and operator_of(source) != operator:
+            raise UserError(
+                f"source {source!r}", expected=f"an instance, as in {operator}@{self._graph.root}#1"
+            )
         by_slot, overrides = self._console.routes(operator)
         found: dict[str, set[int]] = {}
         for slot in by_slot if slots is None else slots:
@@ -142,7 +149,9 @@ class Wishes:
 
     def drain(self, instance: str) -> Moving:
         operator = operator_of(instance)
-        self._check_operator(operator)
+        if operator not in self._graph.operators:
+            known = ", ".join(sorted(self._console.running()))
+            raise UserError(f"unknown instance {instance!r}", expected=f"one of: {known}")
         wanted = self.owners(operator, None, None, instance)
         others = [i for i in self._console.running() if operator_of(i) == operator and i != instance]
         if not others:
