@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -13,22 +14,31 @@ import numpy as np
 import pytest
 import uvloop
 
+from small import running
+from small import until as wait_until
 from tiercel import cli
 from tiercel.bench import bare, measures
-from tiercel.bench.averages import INPUT_SCHEMA, OUTPUT_SCHEMA, SITE, plan, topology
+from tiercel.bench.averages import INPUT, INPUT_SCHEMA, OUTPUT, OUTPUT_SCHEMA, SITE, plan, topology
 from tiercel.bench.echo import echoing, frame_sizes
 from tiercel.bench.load import PRODUCER, Load, Record, due_in_tick
 from tiercel.bench.loader import until, until_quiet, write_record
 from tiercel.bench.measures import Moments, Outputs, judge
+from tiercel.bench.processors import AVERAGED, READING, RunningAverage
+from tiercel.bench.reader import Reader
 from tiercel.bench.records import read_outputs
 from tiercel.bench.report import Cpu, document, median_line, percentile
 from tiercel.bench.spark_batches import best
+from tiercel.bench.throughput import readings
 from tiercel.core import inbox, instance, messages, processing, router, traffic
 from tiercel.core.events import Received, TimerFired
 from tiercel.core.records import Output, StreamEntry
 from tiercel.core.settings import Settings
 from tiercel.runtime.host import Host
-from tiercel.runtime.place import Manifest, Place
+from tiercel.runtime.place import Manifest, Place, StreamFacts
+from tiercel.spark.border import InputPlan, OperatorPlan
+from tiercel.spark.ddl import parse_ddl
+from tiercel.spark.ends import RowProducer
+from tiercel.spark.hosting import build_host
 from tiercel.spark.schema import Columns
 
 MS, S = 1_000_000, 1_000_000_000
@@ -184,6 +194,28 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     outputs = read_outputs(tmp_path / "out")
     assert outputs.sensor.tolist() == [3, 1]
     assert outputs.emitted_ns.tolist() == [13, 11]
+
+
+# -- the subscriber --------------------------------------------------------------------------
+
+
+def test_the_subscriber_of_the_throughput_counts_every_key_and_no_fault(tmp_path: Path) -> None:
+    place, operator = Place(tmp_path), topology(1).operators["average"]
+    facts = {
+        INPUT: StreamFacts(parse_ddl(READING).json(), ("sensor",), sites=(SITE,)),
+        OUTPUT: StreamFacts(parse_ddl(AVERAGED).json(), (), written_by="average"),
+    }
+    place.write(Manifest("averages", topology(1), facts, Settings()))
+    columns = Columns(READING, "sensor")
+    averages = OperatorPlan(RunningAverage(), (InputPlan(columns),), columns.schema, Columns(AVERAGED))
+    hosts = [build_host(place, SITE, None), build_host(place, operator.instances[0], averages)]
+    order = [2, 0, 1]
+    with running(*hosts), RowProducer(place, INPUT, name="p") as producer:
+        reader = Reader(place, OUTPUT, len(order))
+        producer.send_many(list(islice(readings(order), 3_001)))
+        wait_until(lambda: reader.received == 3_001, f"only {reader.received} came")
+        assert reader.end() == [1_000, 1_000, 1_001]
+    assert reader.faults == 0
 
 
 # -- echo ------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 import threading
 from time import monotonic, monotonic_ns
-from typing import Any
 
 from tiercel.bench.worker import Worker, WorkerFailed, say
 from tiercel.runtime.place import Place
@@ -94,10 +93,10 @@ def _read(subscriber: RowSubscriber, counts: list[int], ending: threading.Event)
     received = faults = 0
     told_s = 0.0
     while not ending.is_set():
-        rows: list[Any] = subscriber.poll(TELL_S)
+        rows = subscriber.poll(TELL_S)
         received += len(rows)
-        for row, _, _ in rows:
-            sensor, count, *average = row
+        for one in rows:
+            sensor, count, *average = one.row
             if count != counts[sensor] + 1 or (average and average[0] != (count + 1) / 2):
                 faults += 1
             counts[sensor] = count
