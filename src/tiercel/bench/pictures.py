@@ -82,7 +82,9 @@ def _whole(axes: Axes, timeline: Timeline, changes: Sequence[Change]) -> None:
     for change, colour in zip(changes, CHANGE_COLOURS, strict=True):
         begin, end = timeline.seconds(change.at.request_ns), timeline.seconds(change.at.end_ns)
         axes.axvspan(begin, end, color=colour, alpha=0.18)
-        axes.axvline(begin, color=colour, linewidth=1.5, label=f"{change.name}: {(end - begin) * 1e3:,.0f} ms")
+        axes.axvline(
+            begin, color=colour, linewidth=1.5, label=f"{change.name}: {(end - begin) * 1e3:,.0f} ms"
+        )
     _axes(axes, "the whole run, all cars of the producer")
     axes.set_xlim(0, float(timeline.at_s.max(initial=1.0)))
     axes.set_xlabel("due, s after the warm-up")
@@ -119,7 +121,8 @@ def _near(axes: Axes, timeline: Timeline, change: Change, colour: str) -> None:
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Tiercel: demonstration</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #111 }}
+body {{ font: 15px/1.5 system-ui, sans-serif; color: #111 }}
+body {{ max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
 table {{ border-collapse: collapse; margin: .5rem 0 1.5rem }}
 th, td {{ padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right }}
 th:first-child, td:first-child {{ text-align: left }}
