@@ -113,12 +113,11 @@ def _finish(progress: Progress) -> None:
 
 def verdict(found: Demonstration) -> str:
     audit = found.audit
-    if found.good:
-        return f"{audit.outputs:,} outputs of {audit.inputs:,} positions: each once, in order, with the right mean"
     if not audit.inputs:
         return "nothing was sent"
     faults = ", ".join(f"{getattr(audit, name):,} {name}" for name in AUDITED[2:] if getattr(audit, name))
-    return f"{audit.outputs:,} outputs of {audit.inputs:,} positions: {faults}"
+    said = faults or "each once, in order, with the right mean"
+    return f"{audit.outputs:,} outputs of {audit.inputs:,} positions: {said}"
 
 
 def tables(found: Demonstration) -> list[Shown]:

@@ -121,7 +121,8 @@ def _near(axes: Axes, timeline: Timeline, change: Change, colour: str) -> None:
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Tiercel: demonstration</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #111 }}
+body {{ font: 15px/1.5 system-ui, sans-serif; color: #111 }}
+body {{ max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
 table {{ border-collapse: collapse; margin: .5rem 0 1.5rem }}
 th, td {{ padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right }}
 th:first-child, td:first-child {{ text-align: left }}
