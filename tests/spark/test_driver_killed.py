@@ -10,11 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 import driver
 from driver import chained
 from oracle import until
+from pyspark.sql import SparkSession
 
 FILES, ROWS_PER_FILE, CARS = 24, 50, 7
 

@@ -9,11 +9,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from oracle import Files, until
 from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import tiercel
-from oracle import Files, until
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 INPUT = "car string, seq long, speed double, at timestamp"

@@ -22,6 +22,7 @@ import logging
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 log = logging.getLogger(__name__)
+
+_hostings: weakref.WeakSet[Hosting] = weakref.WeakSet()  # of this driver
 
 START_S_MAX = 90.0  # a first Python worker on a busy machine, or an executor that must be allocated first
 END_S_MAX = 15.0
@@ -82,7 +85,12 @@ def build_host(
             return sites
     else:
         operator = topology.operator(operator_of(name))
-        machine = make_instance(name, operator, Border(plan), settings, store.life)
+        code = Border(plan)
+        try:
+            machine = make_instance(name, operator, code, settings, store.life)
+        except Exception as error:  # it has called nothing but init
+            what = f"init of {type(plan.processor).__name__} failed: {type(error).__name__}: {error}"
+            raise UserError(what, expected="an init that works on Spark's executors too") from error
         router = site_of(name)
 
         def peers() -> Iterable[str]:
@@ -138,12 +146,18 @@ def task(
 # -- in the driver ----------------------------------------------------------------------------
 
 
+def hosted(spark: SparkSession) -> int:
+    """How many processes of all deployments hold a slot of this Spark application."""
+    return sum(len(each.names) for each in _hostings if each.context is spark.sparkContext)
+
+
 class Hosting:
     """The processes of one deployment in one Spark application."""
 
     def __init__(self, spark: SparkSession, place: Place, build: Build = build_host) -> None:
         self._spark = spark
         self._build = build
+        self.context = spark.sparkContext
         self._place = place
         self._registry = place.registry
         self._threads: dict[str, InheritableThread] = {}
@@ -151,6 +165,7 @@ class Hosting:
         self._lock = threading.Lock()
         self.failures: dict[str, str] = {}  # of processes that were given up: the reason
         self.submissions: dict[str, int] = {}
+        _hostings.add(self)
 
     @property
     def names(self) -> list[str]:

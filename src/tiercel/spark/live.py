@@ -34,7 +34,7 @@ from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.ends import RowProducer
 from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_ports, parse_sites
-from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start
+from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
 from tiercel.spark.locking import StorageLock
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns, Schema
@@ -208,7 +208,7 @@ class Live:
             for name, declared in self.graph.operators.items():
                 if not any(operator_of(i) == name for i in instances):
                     instances += declared.operator.instances
-            check_slots(self.spark, len(manifest.topology.sites) + len(instances))
+            check_slots(self.spark, len(manifest.topology.sites) + len(instances), running=hosted(self.spark))
             self.place.write(manifest)
             self.place.want(instances)
             probe(self.spark, self.place.directory)

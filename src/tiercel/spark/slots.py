@@ -64,16 +64,19 @@ def is_stopped(spark: SparkSession) -> bool:
     return False
 
 
-def check_slots(spark: SparkSession, processes: int, *, spare: int = SPARE_SLOTS) -> None:
-    """Refuse before anything starts: each process holds one slot for as long as it lives."""
+def check_slots(spark: SparkSession, new: int, *, running: int, spare: int = SPARE_SLOTS) -> None:
+    """Refuse before anything starts: each process holds one slot for as long as it lives.
+
+    `running` are those that hold one already, of whichever deployment.
+    """
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return  # executors come when tasks wait for them; hosting.START_S_MAX says how long that may take
-    needed = processes + spare
+    needed = running + new + spare
     slots = _task_slots_soon(spark, needed)
     if slots < needed:
         what = (
-            f"{processes} routers and instances need a task slot each, and feeds and sinks {spare}: "
-            f"{needed} in all, but this Spark application has {slots}"
+            f"{new} routers and instances need a task slot each, {running} run already, and feeds and sinks "
+            f"need {spare}: {needed} in all, but this Spark application has {slots}"
         )
         raise UserError(
             what,

@@ -20,7 +20,7 @@ from tiercel.core.topology import instance_name, operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.spark.console import Console
 from tiercel.spark.graph import Graph, key_packer
-from tiercel.spark.hosting import Hosting
+from tiercel.spark.hosting import Hosting, hosted
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns
 from tiercel.spark.slots import SPARE_SLOTS, check_slots
@@ -113,7 +113,7 @@ class Wishes:
         here = sorted(i for i in running if site_of(i) == to)
         if not here:
             name = instance_name(operator, to, 1)
-            check_slots(self._spark, len(self._hosting.names) + 1, spare=0)
+            check_slots(self._spark, 1, running=hosted(self._spark), spare=0)
             self._launch(name)
             return name
         by_slot, _ = self._console.routes(operator)
@@ -143,7 +143,7 @@ class Wishes:
         self._check_operator(operator)
         wanted = self._graph.instances(operator, instances)
         new = [i for i in wanted if i not in self._hosting.names]
-        check_slots(self._spark, len(self._hosting.names) + len(new), spare=min(SPARE_SLOTS, 1))
+        check_slots(self._spark, len(new), running=hosted(self._spark), spare=min(SPARE_SLOTS, 1))
         self._console.scale(Scale(operator, wanted, strategy))
         return Scaling(self._console, operator)
 
