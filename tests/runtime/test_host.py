@@ -13,13 +13,15 @@ import uvloop
 from tiercel.bench.averages import SITE, plan, topology
 from tiercel.bench.load import PRODUCER, TICK_NS, Load
 from tiercel.bench.ticks import Ticks
-from tiercel.core.events import TimerFired
+from tiercel.core.effects import Effect, ReadLog, Write
+from tiercel.core.events import Durable, Event, TimerFired
 from tiercel.core.messages import MoveRequest
 from tiercel.core.records import KeySet
 from tiercel.core.routing import RoutingTable
 from tiercel.core.settings import Settings
 from tiercel.runtime.host import Host
 from tiercel.runtime.place import Durability, Manifest, Place
+from tiercel.runtime.store import Store
 from tiercel.spark.hosting import build_host
 from waiting import until
 
@@ -104,3 +106,35 @@ def test_who_does_not_know_the_secret_is_not_let_in(tmp_path: Path, caplog: pyte
 
     run(scenario())
     assert "does not know this deployment's secret" in caplog.text
+
+
+class WritesAndReads:
+    """Asks for a write and for a read of the log in one breath, as a router does when an instance resumes."""
+
+    def __init__(self) -> None:
+        self.durable = 0
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        match event:
+            case TimerFired(name="go"):
+                return [Write(1, {("head", "op"): (1, 1, -1)}), ReadLog("op", 0, 10, "op@cloud#1")]
+            case Durable(seq=seq):
+                self.durable = seq
+            case _:
+                pass
+        return []
+
+
+@pytest.mark.parametrize("durability", ["os", "disk"])
+def test_a_write_is_told_to_be_durable_also_when_a_read_has_committed_it(
+    tmp_path: Path, durability: Durability
+) -> None:
+    async def scenario() -> None:
+        machine = WritesAndReads()
+        place = deployment_in(tmp_path, durability)
+        host = Host("cloud", machine, place.registry, place.secret, store=Store(tmp_path / "db", durability))
+        async with running(host):
+            host.take(TimerFired("go"))
+            await until(lambda: machine.durable == 1, "the machine is never told")
+
+    run(scenario())

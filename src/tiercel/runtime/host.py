@@ -238,7 +238,7 @@ class Host:
         try:
             self._work(begun + TURN_MS_MAX / 1e3)
             self._leave()
-            if self._store is not None and self._store.written < self._store.queued:
+            if self._store is not None and self._durable < self._store.queued:
                 self._commit(self._store)
                 self._leave()
         except Exception as error:
@@ -271,12 +271,16 @@ class Host:
         return self.machine.on_event(waiting.popleft(), now_ms)
 
     def _commit(self, store: Store) -> None:
-        """Until nothing is left to write; what a machine does when something is durable may be more of it."""
-        while store.written < store.queued:
+        """Until all that was added is durable and the machine knows; what it does then may be more of it.
+
+        A read of the log commits as well: what is written need not be told yet.
+        """
+        while self._durable < store.queued:
             seq = store.commit()
             if store.durability == "disk":
                 self._sync()
                 return
+            self._durable = seq
             self._perform(self.machine.on_event(Durable(seq), self._clock()))
 
     def _leave(self, *, lingered: bool = False) -> None:
