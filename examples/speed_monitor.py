@@ -31,7 +31,8 @@ with tiercel.start(spark) as live:
         SpeedMonitor(), "car string, n long, mean double, alert boolean", name="speed", instances={"local": 2}
     )
     positions.feed(cars)
-    for row, _, _ in speeds.subscribe(after=0):
+    for received in speeds.subscribe(after=0):
+        row = received.row
         if (row.car, row.n) == ("car-7", 10):
             moving = live.move("speed", keys=[f"car-{n}" for n in range(10)], to="speed@local#2")
         if (row.car, row.n) == ("car-7", 30):

@@ -156,7 +156,7 @@ class Listening(Chore):
         while not self.ending.is_set():
             received = self._subscriber.poll(POLL_S)
             now = monotonic_ns()
-            for row, _, _ in received:
+            for row in (one.row for one in received):
                 number = car_number(row.car)
                 self.alerts += row.alert
                 if number in self._timed:
