@@ -1,6 +1,6 @@
 """A driver that may die at any moment: files -> feed -> operator -> parquet, continued where it was.
 
-    python driver.py DIRECTORY ROWS        ends when the sink holds that many rows
+python driver.py DIRECTORY ROWS        ends when the sink holds that many rows
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(directory: Path, rows: int) -> None:
             .start(sink, format="parquet")
         )
         while query.isActive and spark.read.schema(OUTPUT).parquet(sink).count() < rows:
-            time.sleep(0.5)
+            time.sleep(1.0)
         query.processAllAvailable()
         query.stop()
 

@@ -17,11 +17,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from oracle_cases import OUTPUT, Case
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 import tiercel
-from oracle_cases import OUTPUT, Case
 
 HANG_S = 180.0  # longer than anything takes: a test that hangs ends with what is missing
 
@@ -122,7 +122,7 @@ def under_spark(spark: SparkSession, case: Case, directory: Path) -> tuple[Outpu
 
 
 def kill(live: tiercel.Live, process: str) -> None:
-    """kill -9 of the Python worker that hosts it; returns while Spark is starting it again."""
+    """Kill -9 of the Python worker that hosts it; returns while Spark is starting it again."""
     [pid] = [p.pid for p in live.status().processes if p.name == process]
     os.kill(pid, signal.SIGKILL)
 
@@ -162,9 +162,7 @@ def under_tiercel(
     """The same batches, one frame each, with two moves and two kills under way; outputs per key."""
     with tiercel.start(spark, ["cloud", "edge"], directory) as live:
         inputs = {
-            name: live.stream(
-                name, schema, key="k", event_time=case.event_time, delay=case.delay_ms / 1000
-            )
+            name: live.stream(name, schema, key="k", event_time=case.event_time, delay=case.delay_ms / 1000)
             for name, schema in case.streams.items()
         }
         first, *others = inputs.values()
@@ -215,5 +213,7 @@ def differences(ours: Outputs, sparks: Outputs) -> list[str]:
         if mine != wanted:
             at = next((n for n, (a, b) in enumerate(zip(mine, wanted, strict=False)) if a != b), None)
             at = min(len(mine), len(wanted)) if at is None else at
-            found.append(f"{key}, output {at}:\n  Spark   {wanted[at:at + 2]}\n  Tiercel {mine[at:at + 2]}")
+            found.append(
+                f"{key}, output {at}:\n  Spark   {wanted[at : at + 2]}\n  Tiercel {mine[at : at + 2]}"
+            )
     return found

@@ -125,7 +125,8 @@ class Maps(Told):
             case "remove":
                 self.map.removeKey(at)
             case "remove all":
-                for key in self.map.keys():
+                keys = self.map.keys()
+                for key in keys:
                     self.map.removeKey(key)
             case "get":
                 answer = self.map.getValue(at)
@@ -134,7 +135,13 @@ class Maps(Told):
             case "clear":
                 self.map.clear()
         items = sorted(map(told, self.map.iterator()))
-        return (self.map.exists(), answer, sorted(self.map.keys()), sorted(map(told, self.map.values())), items)
+        return (
+            self.map.exists(),
+            answer,
+            sorted(self.map.keys()),
+            sorted(map(told, self.map.values())),
+            items,
+        )
 
 
 class Expiring(Told):
@@ -337,7 +344,11 @@ def plain(name: str, processor: StatefulProcessor, *ops: str) -> Case:
 
 
 def expiring() -> Case:
-    ops = [f"{op} {life}" for op in ("value", "append", "put", "map", "remove", "clear") for life in ("short", "long")]
+    ops = [
+        f"{op} {life}"
+        for op in ("value", "append", "put", "map", "remove", "clear")
+        for life in ("short", "long")
+    ]
     case = plain("expiring", Expiring(), "look", *ops)
     case.time_mode, case.apart_s = "processingTime", 2 * SHORT_MS / 1000
     case.outputs = running_total(len(batch["input"]) for batch in case.batches)
@@ -374,10 +385,17 @@ def event_timers() -> Case:
         newest = start_ms + batch * 10_000 + 10_000
         for clock in CLOCKS:
             due = newest - DELAY_MS
-            rows.append((clock, batch, "register", due + 1, "", START + timedelta(milliseconds=newest + 1 - start_ms)))
+            rows.append(
+                (clock, batch, "register", due + 1, "", START + timedelta(milliseconds=newest + 1 - start_ms))
+            )
     return Case(
-        "event-timers", EventTimers(), {"input": f"{INPUT}, ts timestamp"}, one_stream(batches),
-        time_mode="eventTime", event_time="ts", delay_ms=DELAY_MS,
+        "event-timers",
+        EventTimers(),
+        {"input": f"{INPUT}, ts timestamp"},
+        one_stream(batches),
+        time_mode="eventTime",
+        event_time="ts",
+        delay_ms=DELAY_MS,
     )
 
 
@@ -403,8 +421,12 @@ def alarms() -> Case:
     batches = drawn("alarms", draw)
     counts = [len(rows) + fired for rows, fired in zip(batches, fires, strict=True)]
     return Case(
-        "alarms", Alarms(), {"input": INPUT}, one_stream(batches),
-        time_mode="processingTime", outputs=running_total(counts),
+        "alarms",
+        Alarms(),
+        {"input": INPUT},
+        one_stream(batches),
+        time_mode="processingTime",
+        outputs=running_total(counts),
     )
 
 

@@ -9,11 +9,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from oracle import Files, until
 from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import tiercel
-from oracle import Files, until
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 INPUT = "car string, seq long, speed double, at timestamp"
@@ -71,7 +71,12 @@ def batches(rows: int) -> list[list[tuple[Any, ...]]]:
         times = [batch * 120 + random.randint(-90, 119) for _ in range(rows)]
         found.append(
             [
-                (random.choice(CARS), batch * rows + n, float(random.randint(1, 9)), START + timedelta(seconds=at))
+                (
+                    random.choice(CARS),
+                    batch * rows + n,
+                    float(random.randint(1, 9)),
+                    START + timedelta(seconds=at),
+                )
                 for n, at in enumerate(times)
             ]
         )
@@ -111,7 +116,9 @@ def rows_of(
 
             def arrived(n: int = n) -> bool:
                 query.processAllAvailable()
-                return settled(n, 0 if not query.recentProgress else spark.read.schema(OUTPUT).parquet(sink).count())
+                return settled(
+                    n, 0 if not query.recentProgress else spark.read.schema(OUTPUT).parquet(sink).count()
+                )
 
             until(arrived, lambda n=n: f"the sink does not settle after file {n}")
             found.append(sorted(spark.read.schema(OUTPUT).parquet(sink).collect()))

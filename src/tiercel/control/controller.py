@@ -217,9 +217,7 @@ class Controller:
         elif status.phase in ("aborted", "refused"):
             tracked.reason = status.reason
             if tracked.retries_left > 0:
-                tracked.again = self._add(
-                    step, tracked.wanted, tracked.retries_left - 1, tracked.deadline_ms
-                )
+                tracked.again = self._add(step, tracked.wanted, tracked.retries_left - 1, tracked.deadline_ms)
             tracked.state = MoveState.UNDONE.value  # last: whoever looks on must not miss the next try
         else:
             return

@@ -397,9 +397,7 @@ class Traffic(Site):
     def repeat_promises(self, step: Step, site: str) -> None:
         for operator, promises in self.promises.items():
             if promises.told >= 0 or promises.sources:
-                step.send_durable(
-                    site, m.WatermarkReport(operator, promises.told, tuple(promises.sources))
-                )
+                step.send_durable(site, m.WatermarkReport(operator, promises.told, tuple(promises.sources)))
 
     # -- ticks -------------------------------------------------------------------------------
 

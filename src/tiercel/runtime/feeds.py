@@ -107,9 +107,7 @@ class Stage:
             _force(file)
         self._draft.replace(self._path)
         _force_directory(self._path.parent)
-        return StagedFile(
-            self._partition, self._path.name, self._frames, self._count, bad, self._newest_ms
-        )
+        return StagedFile(self._partition, self._path.name, self._frames, self._count, bad, self._newest_ms)
 
     def abandon(self) -> None:
         self._file.close()
@@ -215,7 +213,8 @@ class Feed:
                 f"begins with frame {plan.first}: its log has lost what it had acknowledged",
                 hint="durability='disk' survives a power loss; a new checkpoint location begins a new feed",
             )
-        delay_ms = self.place.manifest().topology.streams[plan.stream].delay_ms
+        facts = self.place.manifest().topology.streams.get(plan.stream)
+        delay_ms = None if facts is None else facts.delay_ms
         seq, end = plan.first, plan.first + plan.frames - 1
         for staged in plan.files:
             path = self.staging(batch) / staged.file
