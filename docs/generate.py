@@ -262,9 +262,9 @@ RULES: dict[str, Rule] = {
         ("checkpoints:Checkpointer._take", "feed:Feed.share_of"),
     ),
     "R28": Rule(
-        "Initial state enters as log rows before the first tuple.",
-        ("traffic:Traffic.take_in", "engine:Engine.call"),
-        "staged batches of a DataFrame feed",
+        "Initial state enters before the first tuple. A feed stages rows and publishes one attempt under "
+        "fixed numbers.",
+        ("traffic:Traffic.take_in", "engine:Engine.call", "streams:Producers.accept"),
     ),
     "R29": Rule(
         "A newer life fences the older ones.",

@@ -1,10 +1,11 @@
 """Runs the commands whose results the documents show, keeps what they print, and puts it into README.md.
 
-    python docs/measure.py core slice        run these and keep their output under docs/measured/
-    python docs/measure.py --fill            write what is kept into README.md, draw docs/measured/large.png
+    python docs/measure.py core latency      run these and keep their output under docs/measured/
+    python docs/measure.py --fill            write what is kept into README.md, draw the pictures beside it
     python docs/measure.py --check           fail if README.md shows anything else than what is kept
 
-Nothing in README.md between `<!-- measured: NAME -->` and `<!-- end -->` is typed by hand.
+Nothing in README.md between `<!-- measured: NAME -->` or `<!-- file: PATH -->` and `<!-- end -->` is typed
+by hand.
 """
 
 from __future__ import annotations
@@ -29,7 +30,30 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "mutants": ("tiercel sim --mutants", [*TIERCEL, "sim", "--mutants"]),
     "large": ("tiercel sim --large --json", [*TIERCEL, "sim", "--large", "--json"]),
     "core": ("python -m tiercel.bench.core", [sys.executable, "-m", "tiercel.bench.core"]),
-    "slice": ("python -m tiercel.bench.slice", [sys.executable, "-m", "tiercel.bench.slice"]),
+    "throughput": ("tiercel bench throughput --json", [*TIERCEL, "bench", "throughput", "--json"]),
+    "latency": ("tiercel bench latency --json", [*TIERCEL, "bench", "latency", "--json"]),
+    "reconfigure": (
+        "tiercel bench reconfigure --keys 1000 --state-bytes 1024 --move 1000 --rate 5000 --seconds 30 "
+        "--repeats 5 --strategies live,pause,restart --seed 1 --json",
+        [
+            *(*TIERCEL, "bench", "reconfigure", "--keys", "1000", "--state-bytes", "1024", "--move", "1000"),
+            *("--rate", "5000", "--seconds", "30", "--repeats", "5", "--strategies", "live,pause,restart"),
+            *("--seed", "1", "--json"),
+        ],
+    ),
+    "idle": ("tiercel bench idle --json", [*TIERCEL, "bench", "idle", "--json"]),
+}
+BENCHES = {  # the columns of their rows that are shown; the kept file has all of them
+    "throughput": (
+        "processor durability tiercel_events_per_s spark_events_per_s ratio spark_events_per_s_below_2s "
+        "ratio_below_2s faults"
+    ),
+    "latency": "rate durability p50_ms p99_ms p999_ms max_ms echo_p50_ms echo_p99_ms",
+    "reconfigure": (
+        "strategy stoppage_p50_ms stoppage_p99_ms stoppage_max_ms others_p99_ms peak_ms duration_ms "
+        "bytes_moved lost doubled reordered"
+    ),
+    "idle": "",
 }
 LINES_SHOWN = {"mutants": 1, "test": 1, "points": 1, "seeds": 1}  # the last ones; the others are shown whole
 
@@ -60,12 +84,40 @@ def block(name: str) -> str:
     if not path.exists():
         return "Not measured yet."
     about, *lines = path.read_text(encoding="utf-8").rstrip().splitlines()
-    if name == "large":
+    if name in BENCHES:
+        lines = bench_table(json.loads("\n".join(lines)), BENCHES[name].split())
+    elif name == "large":
         lines = large_table(json.loads("\n".join(lines)))
     elif name in LINES_SHOWN:
         lines = [line for line in lines if line.strip()][-LINES_SHOWN[name] :]
     body = "\n".join(line.rstrip() for line in lines)
     return f"```text\n{body}\n```\n\n<sub>{about}</sub>"
+
+
+def bench_table(result: dict[str, object], columns: list[str]) -> list[str]:
+    """One line per row of a benchmark, and who else used the machine meanwhile."""
+    rows = result["rows"]
+    assert isinstance(rows, list)
+    columns = columns or list(rows[0])
+    shown = [[_cell(row.get(column)) for column in columns] for row in rows]
+    lines = aligned([columns, *shown])
+    cpu = result.get("cpu")
+    return (
+        [*lines, f"cores used by others meanwhile: {cpu['others_cores']}"] if isinstance(cpu, dict) else lines
+    )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def aligned(table: list[list[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    return ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in table]
 
 
 def large_table(result: dict[str, object]) -> list[str]:
@@ -74,19 +126,82 @@ def large_table(result: dict[str, object]) -> list[str]:
     assert isinstance(rows, list)
     columns = list(rows[0])
     shown = [[f"{v:.1f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
-    table = [columns, *shown]
-    widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     facts = (
         f"{result['sites']} sites, {result['keys']} keys, {result['moves']} moves, {result['rows']} rows: "
     )
     took = f"{result['virtual_s']} s of virtual time in {result['elapsed_s']:.0f} s"
-    lines = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in table]
-    return [facts + took, *lines]
+    return [facts + took, *aligned([columns, *shown])]
 
 
 def filled(text: str) -> str:
-    pattern = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-    return pattern.sub(lambda m: f"{m[1]}\n{block(m[2])}\n\n{m[3]}", text)
+    measured = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    text = measured.sub(lambda m: f"{m[1]}\n{block(m[2])}\n\n{m[3]}", text)
+    files = re.compile(r"(<!-- file: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return files.sub(lambda m: f"{m[1]}\n{source(m[2])}\n\n{m[3]}", text)
+
+
+def source(path: str) -> str:
+    """A Python file as README.md shows it: without its docstring."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if text.startswith('"""'):
+        text = text[text.index('"""', 3) + 3 :]
+    return f"```python\n{text.strip()}\n```"
+
+
+def kept_rows(name: str) -> list[dict[str, float]]:
+    """The rows of a kept benchmark; none if it was not measured."""
+    path = KEPT / f"{name}.txt"
+    if not path.exists():
+        return []
+    rows: list[dict[str, float]] = json.loads(path.read_text(encoding="utf-8").split("\n", 1)[1])["rows"]
+    return rows
+
+
+def draw_results() -> None:
+    """The picture at the top of README.md: events a second beside Spark's own, stoppage by strategy."""
+    throughput, moves = kept_rows("throughput"), kept_rows("reconfigure")
+    if not throughput or not moves:
+        return
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
+    names = [str(row["processor"]) for row in throughput]
+    for offset, (column, label, colour) in enumerate(
+        (
+            ("tiercel_events_per_s", "Tiercel", "#0b6e4f"),
+            ("spark_events_per_s", "Spark transformWithState, at its best", "#c9720a"),
+        )
+    ):
+        places = [i + 0.38 * offset for i in range(len(names))]
+        heights = [row[column] or 0.0 for row in throughput]
+        left.bar(places, heights, 0.36, label=label, color=colour)
+        for x, height in zip(places, heights, strict=True):
+            left.text(x, height, f"{height:,.0f}", ha="center", va="bottom", fontsize=8)
+    left.set_xticks([i + 0.19 for i in range(len(names))], names)
+    left.set_ylabel("events/s")
+    left.set_title("The same processor, sustained", fontsize=10)
+    left.legend(frameon=False, fontsize=8)
+    left.margins(y=0.25)
+    strategies = [str(row["strategy"]) for row in moves]
+    for offset, (column, colour) in enumerate(
+        (("stoppage_p50_ms", "#7fb8a4"), ("stoppage_p99_ms", "#0b6e4f"))
+    ):
+        places = [i + 0.38 * offset for i in range(len(strategies))]
+        heights = [max(row[column], 0.01) for row in moves]
+        right.bar(places, heights, 0.36, label=column.removeprefix("stoppage_"), color=colour)
+        for x, height in zip(places, heights, strict=True):
+            right.text(x, height, f"{height:,.1f}", ha="center", va="bottom", fontsize=8)
+    right.set_yscale("log")
+    right.set_xticks([i + 0.19 for i in range(len(strategies))], strategies)
+    right.set_ylabel("ms, log scale")
+    right.set_title("Stoppage of probe keys when 1,000 keys change instances", fontsize=10)
+    right.legend(frameon=False, fontsize=8)
+    right.margins(y=0.25)
+    figure.tight_layout()
+    figure.savefig(KEPT / "results.png", dpi=130)
 
 
 def draw() -> None:
@@ -131,6 +246,7 @@ def main() -> None:
         measure(name)
     if "--fill" in sys.argv:
         draw()
+        draw_results()
         readme.write_text(filled(readme.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from small import WAIT_S_MAX, Running, until
-from tiercel.bench.averages import INPUT, OUTPUT, SITE, border, topology
+from tiercel.bench.averages import INPUT, OUTPUT, SITE, RunningAverage, topology
 from tiercel.core.instance import Instance
 from tiercel.core.router import Router
 from tiercel.core.settings import Settings
@@ -20,6 +20,7 @@ from tiercel.runtime.host import Host
 from tiercel.runtime.place import Manifest, Place, StreamFacts
 from tiercel.runtime.store import Store
 from tiercel.runtime.stored_state import stored_keys
+from tiercel.spark.border import Border, InputPlan, OperatorPlan
 from tiercel.spark.ddl import parse_ddl
 from tiercel.spark.schema import Columns
 
@@ -54,7 +55,8 @@ class Averages:
         if name == SITE:
             router = Router(SITE, manifest.topology, manifest.settings, store.life, store.items())
             return Host(SITE, router, place.registry, place.secret, store=store, metrics=place.metrics)
-        instance = Instance(name, operator, border(), manifest.settings, store.life)
+        plan = OperatorPlan(RunningAverage(), (InputPlan(self.columns),), self.columns.schema, self.results)
+        instance = Instance(name, operator, Border(plan), manifest.settings, store.life)
         dials = [SITE, *(other for other in operator.instances if other > name)]
         return Host(
             name, instance, place.registry, place.secret, dials=dials, store=store, metrics=place.metrics
@@ -91,7 +93,7 @@ class Averages:
             while subscriber.offset < last:
                 outputs = [o for entry in subscriber.poll(WAIT_S_MAX) for o in entry.outputs]
                 found += [
-                    dict(zip(self.results.names, self.results.values(o.row[2]), strict=True)) for o in outputs
+                    dict(zip(self.results.names, self.results.unpack(o.row[2]), strict=True)) for o in outputs
                 ]
         return found
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -110,11 +111,11 @@ def test_the_replay_command_repeats_what_differs_from_the_defaults() -> None:
     assert cli_sim.replay_command(7, Options(faults=FAULTS)) == "tiercel sim --seed 7 --trace"
 
 
-def test_the_demo_tells_a_live_move_and_judges_its_seeds(
+def test_the_simulated_demo_tells_a_live_move_and_judges_its_seeds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiercel.cli_demo.SEEDS", 3)
-    code, out, _ = run(capsys, "demo")
+    monkeypatch.setattr("tiercel.cli_tour.SEEDS", 3)
+    code, out, _ = run(capsys, "demo", "--simulated")
     assert "Flip" in out
     assert "the source forgets its copy" in " ".join(out.split())
     assert code == (0 if "violations=0" in out else 1)
@@ -182,6 +183,33 @@ def test_bad_input_names_the_value_and_what_is_allowed(
     assert out == ""
     for part in said:
         assert part in err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "1e9", "nan"])
+def test_the_demo_refuses_a_time_out_of_range(capsys: pytest.CaptureFixture[str], seconds: str) -> None:
+    code, out, err = run(capsys, "demo", "--seconds", seconds)
+    assert (code, out) == (2, "")
+    assert "--seconds" in err
+    assert "from 2 to 600" in err
+
+
+def test_the_demo_empties_no_directory_that_is_not_its_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    theirs = tmp_path / "recorded" / "music.txt"
+    theirs.parent.mkdir()
+    theirs.touch()
+    code, _, err = run(capsys, "demo", "--out", str(tmp_path))
+    assert code == 2
+    assert "holds something else" in err
+    assert theirs.exists()
+
+
+def test_the_demo_says_where_it_cannot_write(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = run(capsys, "demo", "--out", str(tmp_path / "file"))
+    assert code == 2
+    assert "cannot write to" in err
 
 
 def test_the_entry_point_exits_with_the_code_and_without_a_traceback() -> None:

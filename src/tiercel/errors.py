@@ -6,7 +6,10 @@ Not responsible for: violations of the protocol and bugs, which keep their trace
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
+
+if TYPE_CHECKING:
+    from tiercel.core.faults import InvalidRequest
 
 
 class UserError(Exception):
@@ -19,6 +22,15 @@ class UserError(Exception):
         self.what = what  # what happened, with the offending value
         self.expected = expected  # what would have been right
         self.hint = hint  # the command to run or the setting to change
+
+    @classmethod
+    def of(cls, refusal: InvalidRequest) -> Self:
+        """What the core refused, for the person who asked."""
+        return cls(
+            refusal.what,
+            expected=refusal.expected.removeprefix("expected ") or None,
+            hint=refusal.hint or None,
+        )
 
     def __str__(self) -> str:
         lines = [self.what]

@@ -10,6 +10,7 @@ from playing import Stage, key_in, topology
 from tiercel.control.controller import Controller, MoveState, Scale
 from tiercel.control.plans import Plan, WantedMove
 from tiercel.core import messages as m
+from tiercel.core.events import Received
 from tiercel.core.records import KeySet
 
 A, B, NEW = "op@a#0", "op@b#0", "op@b#1"
@@ -227,3 +228,15 @@ def test_a_wish_survives_a_restart_of_the_controller() -> None:
     play.stage.restart("controller")
     settle(play)
     assert set(play.owners()) == {A, B, NEW}
+
+
+def test_an_answer_to_an_older_question_is_not_taken_for_one_to_a_newer() -> None:
+    """Keys that had just moved seemed to be where they were: a late answer told the table from before."""
+    play = Play()
+    question, effects = play.controller.ask_status(play.stage.now_ms)
+    late = m.StatusReply([], [], {}, [], question - 1)
+    play.controller.on_event(Received("a", late), play.stage.now_ms)
+    assert play.controller.answered["a"] < question
+    play.stage.perform("controller", effects)
+    play.stage.run()
+    assert play.controller.answered == {"a": question, "b": question}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercel.core.keyed import Handle, KeyState
+from tiercel.core.keyed import Codec, Handle, KeyState
 from tiercel.core.keyspace import KeySpace
 from tiercel.core.records import KeyImage
 
@@ -70,6 +70,49 @@ def test_a_list_keeps_its_order_and_refuses_to_become_empty_unsaid() -> None:
         with pytest.raises(ValueError, match="empty list"):
             empty([])
     assert list(play.values.get()) == [(1,), (2,), (3,), (4,)]
+
+
+def test_a_value_that_cannot_be_kept_leaves_nothing_behind() -> None:
+    play = Play()
+    for store in (
+        play.value.update,
+        play.values.appendValue,
+        lambda value: play.map.updateValue(("x",), value),
+    ):
+        with pytest.raises(TypeError):
+            store(5)
+    assert play.state.empty
+
+
+def test_values_are_kept_in_one_form_and_shown_in_another() -> None:
+    handle = Handle("none", lambda name, schema: Codec(lambda v: (str(v[0]),), lambda v: (int(v[0]),), list))
+    value, values = handle.getValueState("v"), handle.getListState("l")
+    mapped = handle.getMapState("m")
+    value.update((1,))
+    values.put([(1,), (2,)])
+    mapped.updateValue((3,), (4,))
+    assert handle.state.values == {"v": ("1",), "l": [("1",), ("2",)], "m": {("3",): ("4",)}}
+    assert (value.get(), list(values.get())) == ((1,), [(1,), (2,)])
+    assert (list(mapped.iterator()), mapped.containsKey((3,))) == ([((3,), (4,))], True)
+    assert (mapped.getValue((3,)), mapped.getValue((5,))) == (["4"], None)
+    mapped.removeKey((3,))
+    assert not mapped.exists()
+
+
+@pytest.mark.parametrize("mode", ["none", "eventTime"])
+def test_a_time_to_live_needs_processing_time(mode: str) -> None:
+    with pytest.raises(ValueError, match="needs time mode processingTime"):
+        Handle(mode).getListState("l", ttlDurationMs=5)
+
+
+def test_a_name_is_declared_or_deleted_once() -> None:
+    handle = Handle("none")
+    handle.getValueState("v")
+    handle.deleteIfExists("d")
+    for again in (handle.getMapState, handle.deleteIfExists):
+        for name in ("v", "d"):
+            with pytest.raises(ValueError, match="named twice"):
+                again(name)
 
 
 def test_a_map_iterates_in_encoded_order_whatever_the_order_of_its_making() -> None:

@@ -430,7 +430,7 @@ def record_calls(processor: Any, calls: list[str]) -> None:
 
 
 def test_R28_initial_state_is_there_before_the_first_row_of_its_key() -> None:
-    """Staged batches of a DataFrame feed, the other half of R28, are not built yet."""
+    """The other half of R28, staged batches of a DataFrame feed: tests/runtime/test_feeds.py."""
     stage, calls = stage_with_initial_state()
     assert calls == ["state initial", "row first"]
     assert [o.row[2][2] for o in stage.outputs()] == [2]  # the running count knows of the initial row

@@ -24,7 +24,7 @@ from small import (
 )
 from tiercel.core.records import StreamEntry
 from tiercel.errors import UserError
-from tiercel.runtime import client
+from tiercel.runtime import client, wire
 from tiercel.runtime.client import Producer, Subscriber, stream_range
 from tiercel.runtime.place import Place
 
@@ -64,12 +64,12 @@ def test_a_long_send_becomes_several_frames_and_many_short_ones_few(tmp_path: Pa
         Subscriber(place, OUTPUT, after=0) as subscriber,
     ):
         assert producer.send([]) == 0
-        assert producer.send(rows(0, 2_500)) == 3
-        for n in range(2_500, 4_500):
+        assert producer.send(rows(0, 9_000)) == 3
+        for n in range(9_000, 11_000):
             producer.send(rows(n, 1))
         producer.flush()
         assert producer.submitted < 3 + 2_000
-        assert_once_and_in_order(payloads(collect(subscriber, 4_500)), 4_500)
+        assert_once_and_in_order(payloads(collect(subscriber, 11_000)), 11_000)
 
 
 def test_nothing_is_lost_or_doubled_when_the_router_is_started_again_elsewhere(tmp_path: Path) -> None:
@@ -324,3 +324,45 @@ def test_what_callers_get_wrong_is_said_clearly(tmp_path: Path, monkeypatch: pyt
         producer.send(["key"])  # type: ignore[list-item]
     with pytest.raises(UserError, match="p is closed"):
         producer.send(rows(0, 1))
+
+
+def test_large_rows_gather_into_frames_that_stay_below_the_limit(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    with (
+        running(router_host(place)),
+        Producer(place, INPUT, name="p") as producer,
+    ):
+        large = [(b"key", 0, "x" * 300_000)] * 10
+        assert producer.send(large) == 4
+        producer.flush()
+        for _ in range(300):
+            producer.send(large[:1])
+        producer.flush()
+        assert producer.acknowledged >= 4 + 100
+
+
+def test_a_frame_above_the_limit_is_refused_and_not_sent_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_place(tmp_path)
+    with running(router_host(place)):
+        producer = Producer(place, INPUT, name="p")
+        monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 10_000)
+        producer.send_frame(1, [(b"key", 0, "x" * 20_000)])
+        with pytest.raises(UserError, match="a frame has at most 10000"):
+            producer.flush()
+        with pytest.raises(UserError, match="a frame has at most 10000"):
+            producer.close()
+
+
+def test_waiting_in_vain_leaves_nothing_behind(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+
+    async def scenario() -> None:
+        async with Subscriber(place, OUTPUT) as subscriber:
+            for _ in range(20):
+                assert await subscriber.poll_async(0.001) == []
+            assert not subscriber._bell._sleepers
+
+    with running(router_host(place)):
+        asyncio.run(scenario())

@@ -10,23 +10,27 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tiercel.bench.averages import SITE, border, topology
-from tiercel.bench.load import PRODUCER, Load
-from tiercel.bench.slice import Pacer, until, until_quiet
+from tiercel.bench.averages import SITE, plan, topology
+from tiercel.bench.load import PRODUCER, TICK_NS, Load
+from tiercel.bench.ticks import Ticks
+from tiercel.core.events import TimerFired
 from tiercel.core.messages import MoveRequest
 from tiercel.core.records import KeySet
 from tiercel.core.routing import RoutingTable
 from tiercel.core.settings import Settings
 from tiercel.runtime.host import Host
-from tiercel.runtime.store import Durability
-from tiercel.spark.hosting import Deployment, build_host
+from tiercel.runtime.place import Durability, Manifest, Place
+from tiercel.spark.hosting import build_host
+from waiting import until
 
 TOPOLOGY = topology(2)
 OPERATOR = TOPOLOGY.operators["average"]
 
 
-def deployment_in(place: Path, durability: Durability = "os") -> Deployment:
-    return Deployment(TOPOLOGY, Settings(), place, b"secret of this test", durability)
+def deployment_in(directory: Path, durability: Durability = "os") -> Place:
+    place = Place(directory)
+    place.write(Manifest("test", TOPOLOGY, {}, Settings(), durability))
+    return place
 
 
 @contextlib.asynccontextmanager
@@ -44,13 +48,11 @@ async def running(*hosts: Host) -> AsyncIterator[list[asyncio.Task[str]]]:
 
 @contextlib.contextmanager
 def pacing(client: Host) -> Iterator[None]:
-    pacer = Pacer(client, asyncio.get_running_loop())
-    pacer.start()
+    ticks = Ticks(TICK_NS, lambda: client.take(TimerFired("tick")))
     try:
         yield
     finally:
-        pacer.running = False
-        pacer.join()
+        ticks.close()
 
 
 def run(coroutine: object) -> None:
@@ -66,7 +68,7 @@ def test_tuples_come_through_once_and_in_order_while_keys_move(
 
     async def scenario() -> None:
         load = Load(100)
-        parts = [build_host(deployment, name, border) for name in OPERATOR.instances]
+        parts = [build_host(deployment, name, plan()) for name in OPERATOR.instances]
         router = build_host(deployment, SITE, None)
         client = Host(PRODUCER, load, deployment.registry, deployment.secret, dials=[SITE])
         async with running(router, *parts, client):
@@ -82,7 +84,7 @@ def test_tuples_come_through_once_and_in_order_while_keys_move(
                 assert load.statuses[-1][1].phase == "done", load.statuses[-1][1].reason
                 await asyncio.sleep(0.3)
                 load.stop()
-                await until_quiet(load)
+                await until(lambda: load.quiet, "outputs are missing long after the last input")
         assert load.received == load.produced > 1_000
         assert load.faults.total == 0, load.faults
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
-import uvloop
 
-from tiercel.bench.averages import SITE, border, topology
-from tiercel.bench.load import PRODUCER, Load
-from tiercel.bench.slice import until
-from tiercel.core.events import TimerFired
-from tiercel.core.settings import Settings
+from averages import OPERATOR, averages, reading
+from small import until
+from tiercel.bench.averages import SITE
 from tiercel.runtime import metrics
-from tiercel.runtime.host import Host
 from tiercel.runtime.metrics import Line, Meter, first_second, read_lines
-from tiercel.spark.hosting import Deployment, build_host
 
 
 def test_counters_become_rates_and_files_are_replaced_at_their_limit(
@@ -49,40 +43,30 @@ def test_a_line_that_was_cut_off_is_left_out_and_a_range_is_read_the_same_again(
 
 
 def test_router_and_instances_say_what_they_do(tmp_path: Path) -> None:
-    deployment = Deployment(topology(1), Settings(), tmp_path, b"secret of this test")
-    names = [SITE, *deployment.topology.operators["average"].instances]
-
-    def busy(name: str) -> bool:
-        return any(line.process == name and line.rate and line.outputs for line in everything())
-
-    def everything() -> list[Line]:
+    def lines() -> list[Line]:
         return read_lines(tmp_path / "metrics", 0, 1 << 40)
 
-    async def scenario() -> None:
-        load = Load(50)
-        hosts = [build_host(deployment, name, border if "@" in name else None) for name in names]
-        for host in hosts:
-            host._meter = Meter(tmp_path / "metrics", host.name, host.machine)
-        client = Host(PRODUCER, load, deployment.registry, deployment.secret, dials=[SITE])
-        tasks = [asyncio.create_task(host.run()) for host in (*hosts, client)]
-        await until(lambda: load.connected, "no connection with the router")
-        load.closed_loop_max = 2_000
-        client.take(TimerFired("fill"))
-        await until(lambda: all(busy(name) for name in names), "a process says nothing of its work")
-        load.stop()
-        for host in (*hosts, client):
-            host.end("over")
-        await asyncio.gather(*tasks)
-        await asyncio.sleep(0.05)
+    def has_worked(name: str) -> bool:
+        return any(line.process == name and line.rate and line.outputs for line in lines())
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(scenario())
-    router = next(line for line in everything() if line.kind == "router" and line.rate)
+    sensors = [f"sensor {n}" for n in range(50)]
+    instances = [f"{OPERATOR}@{SITE}#{n}" for n in (1, 2)]
+    with averages(tmp_path, checkpoint_ms=50.0) as deployment:
+        deployment.produce([reading(sensor, n) for n in range(10) for sensor in sensors])
+        until(lambda: all(map(has_worked, [SITE, *instances])), "a process says nothing of its work")
+        until(lambda: sum(last_of(lines(), name).state_keys or 0 for name in instances) == 50)
+    router = next(line for line in lines() if line.process == SITE and line.rate)
     assert router.lag is not None
     assert router.state_keys is None
-    instance = next(line for line in everything() if line.kind == "instance" and line.rate)
-    assert instance.latency_ms is not None
-    assert instance.state_keys == 50
-    assert instance.state_bytes is not None
-    assert instance.state_bytes > 50 * 64
-    assert 0 < instance.busy <= 1
+    for name in instances:
+        worked = next(line for line in lines() if line.process == name and line.rate)
+        assert worked.latency_ms is not None
+        assert 0 < worked.busy <= 1
+        last = last_of(lines(), name)
+        assert last.state_keys is not None
+        assert last.state_bytes is not None
+        assert last.state_bytes > last.state_keys * 64
+
+
+def last_of(lines: list[Line], process: str) -> Line:
+    return [line for line in lines if line.process == process][-1]

@@ -40,7 +40,7 @@ def test_whoever_looks_finds_the_outputs(outputs: list[Output]) -> None:
 
 def test_what_was_no_list_of_outputs_is_refused_by_name_when_it_is_looked_at() -> None:
     with pytest.raises(MalformedOutputs, match="are no outputs"):
-        len(Packed(msgspec.msgpack.encode([1, 2])))
+        list(Packed(msgspec.msgpack.encode([1, 2])))
 
 
 def test_what_has_no_encoding_is_refused_by_name() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tiercel.core import messages as m
 from tiercel.core.records import Control, Entry, Output, StreamEntry
+from tiercel.runtime import wire
 from tiercel.runtime.wire import (
     FRAME_BYTES_MAX,
     MESSAGES,
@@ -136,3 +137,18 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
 )
 def test_two_messages_leave_as_one_only_if_that_means_the_same(earlier: Any, later: Any, both: Any) -> None:
     assert merged(earlier, later) == both
+
+
+def test_entries_that_are_too_much_for_one_frame_leave_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that catches up on large rows must not end its router."""
+    monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 2_000)
+    entries = [StreamEntry(n, [Output(n, b"k", 1, 0, (b"k", 0, "x" * 300))]) for n in range(1, 21)]
+    frames = Frames(2_000)
+    frames.feed(wire.encode_frames(m.Publish("out", entries)))
+    parts = frames.messages()
+    assert len(parts) > 1
+    assert [e.offset for part in parts if isinstance(part, m.Publish) for e in part.entries] == [
+        e.offset for e in entries
+    ]
+    with pytest.raises(wire.FrameTooLong, match="a frame has at most 2000"):
+        wire.encode_frames(m.Publish("out", [StreamEntry(1, [Output(1, b"k", 1, 0, (b"k", 0, "x" * 3000))])]))

@@ -23,7 +23,7 @@ from tiercel.core.topology import Operator
 from tiercel.errors import UserError
 from tiercel.spark.border import Border, InputPlan, OperatorPlan, Step
 from tiercel.spark.processors import Variable, check_processor
-from tiercel.spark.schema import Columns, parse_ddl
+from tiercel.spark.schema import DEAD_LETTER_SCHEMA, Columns, parse_ddl
 from tiercel.spark.stateless import PassOn
 from tiercel.spark.steps import union
 
@@ -94,7 +94,7 @@ class Play:
         state = self.space.state(packed[0][0])
         self.engine.call(state, packed[0][0], packed, time_ms, watermark_ms, self.offset, out)
         self.space.touched(packed[0][0], state, self.engine.handle.new_timers)
-        return [self.output.values(o.row[2]) for o in out]
+        return [self.output.unpack(o.row[2]) for o in out]
 
     def restore(self) -> None:
         """All state leaves and comes back, over the wire."""
@@ -274,6 +274,17 @@ def test_an_output_that_does_not_fit_is_an_error_of_the_call(output: Any, said: 
     play = Play(Scripted(lambda *_: [output]))
     assert play.send(car()) == []
     assert said in play.reasons[0]
+
+
+def test_a_dead_letter_is_a_row_of_its_stream_and_holds_the_row_it_was() -> None:
+    play = Play(Scripted(lambda *_: 1 / 0))
+    play.send(car())
+    (letter,) = play.engine.dead_letters
+    columns = Columns(DEAD_LETTER_SCHEMA)
+    reason, key, offset, row = columns.values(msgspec.msgpack.decode(msgspec.msgpack.encode(letter.row[2])))
+    assert columns.payload((reason, key, offset, row)) == letter.row[2]
+    assert (reason, CARS.key_values(key), offset) == ("ZeroDivisionError: division by zero", ("a",), 1)
+    assert CARS.unpack(msgspec.msgpack.decode(row)) == tuple(car().values())
 
 
 # -- several inputs, initial state, steps ------------------------------------------------------

@@ -26,7 +26,6 @@ SENSORS = 5
 
 @pytest.fixture(scope="module")
 def spark(spark: SparkSession) -> SparkSession:
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     register(spark)
     return spark
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from tiercel.core.topology import Operator, Topology
 from tiercel.errors import UserError
 from tiercel.runtime.place import Manifest, Place, StreamFacts
 from tiercel.spark.datasource import Streams
-from tiercel.spark.feed import column_names
+from tiercel.spark.feed import column_names, python_rows
 from tiercel.spark.metrics_source import Metrics
 from tiercel.spark.schema import Columns, parse_ddl
 from tiercel.spark.state_source import State, StateReader, key_columns, variables
@@ -68,6 +70,26 @@ def test_options_that_cannot_work_are_refused(place: Place, given: dict[str, str
         Streams(options(place) | given).schema()
 
 
+def test_a_stream_that_nobody_keeps_cannot_be_read(place: Place) -> None:
+    source = Streams(options(place) | {"stream": INPUT})
+    for make in (source.reader, source.streamReader):
+        with pytest.raises(UserError, match="nobody keeps a log of the stream 'readings'\nexpected: one"):
+            make(source.schema())
+
+
+def test_offsets_outside_of_what_is_kept_are_named(place: Place) -> None:
+    def bounds(**given: Any) -> tuple[int, int]:
+        return Streams(options(place, **given))._wanted().bounds(11, 30)
+
+    assert bounds() == (10, 30)
+    assert bounds(startingOffset="latest") == (30, 30)
+    assert bounds(startingOffset=12, endingOffset=20) == (11, 20)
+    assert bounds(startingOffset=31) == (30, 30)
+    for given in ({"startingOffset": 10}, {"startingOffset": 32}, {"endingOffset": 31}):
+        with pytest.raises(UserError, match="a range within what is kept: 11 to 30"):
+            bounds(**given)
+
+
 def test_options_of_spark_and_of_others_are_left_alone(place: Place) -> None:
     Streams(options(place, checkpointLocation="somewhere", path="x", queryName="q")).schema()
 
@@ -100,6 +122,37 @@ def test_a_dataframes_columns_must_fit_but_not_their_order_or_case() -> None:
         column_names(parse_ddl("sensor string, n string, average double"), columns)
     assert "value is missing; average is unknown; n is string, not int" in str(caught.value)
     assert "select and cast" in str(caught.value)
+
+
+def test_values_of_every_type_come_out_of_arrow_as_they_went_in() -> None:
+    columns = Columns(
+        "s string, b binary, y boolean, i int, l bigint, f float, d double, c decimal(10,2), a date, "
+        "at timestamp, local timestamp_ntz, xs array<struct<n: int, at: timestamp>>, "
+        "m map<string, decimal(5,1)>, st struct<x: double, t: struct<y: array<int>>>"
+    )
+    at = datetime.datetime(2026, 6, 1, 12, 30, 0, 123456, tzinfo=datetime.UTC)
+    values = [
+        "ä",
+        b"\x00\xff",
+        True,
+        1,
+        1 << 60,
+        0.5,
+        -0.1,
+        decimal.Decimal("12.30"),
+        datetime.date(1969, 1, 1),
+        at,
+        at.replace(tzinfo=None),
+        [{"n": 1, "at": at}, {"n": None, "at": None}],
+        {"a": decimal.Decimal("1.5"), "b": None},
+        {"x": 1.0, "t": {"y": [1, None, 3]}},
+    ]
+    payloads = [columns.payload(values), columns.payload([None] * len(values))]
+    batch = columns.arrow_batch(payloads)
+    [rows] = python_rows([batch], columns.names)
+    packed, bad = columns.pack_all(rows)
+    assert bad == []
+    assert [columns.unpack(row[2]) for row in packed] == [columns.unpack(payload) for payload in payloads]
 
 
 def test_an_operators_key_is_typed_by_its_input_and_passed_on_by_streams_without_one(place: Place) -> None:

@@ -44,10 +44,13 @@ class RunningAverage(StatefulProcessor):
         """Nothing to let go."""
 
 
-def border() -> Border:
+def plan() -> OperatorPlan:
     readings = Columns(INPUT_SCHEMA, "sensor")
-    plan = OperatorPlan(RunningAverage(), (InputPlan(readings),), readings.schema, Columns(OUTPUT_SCHEMA))
-    return Border(plan)
+    return OperatorPlan(RunningAverage(), (InputPlan(readings),), readings.schema, Columns(OUTPUT_SCHEMA))
+
+
+def border() -> Border:
+    return Border(plan())
 
 
 def topology(instances: int) -> Topology:

@@ -1,7 +1,7 @@
 """What a tuple costs in the core alone: microseconds in Router and Instance, without any IO.
 
 Responsible for: driving both machines by the events a driver would give them, and timing only them.
-Not responsible for: sockets, disks and encodings (slice.py measures the whole path).
+Not responsible for: sockets, disks and encodings (the commands of `tiercel bench` measure the whole path).
 
     python -m tiercel.bench.core [--json] [--out DIR] [--profile router|instance]
 
@@ -12,18 +12,20 @@ the kind of event: for the router `Produce` (append and dispatch), `Outputs` (ad
 
 from __future__ import annotations
 
+import argparse
 import cProfile
 import gc
 import pstats
 import random
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tiercel.bench.report import Line, options, tell
+from tiercel.bench.report import Line, document, tell
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect, LoadCheckpoint, ReadLog, Send, Write
 from tiercel.core.events import CheckpointLoaded, Connected, Durable, Event, LogRead, Received
@@ -214,7 +216,9 @@ def profile(machine: str) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="also write the JSON into this directory")
     parser.add_argument("--profile", choices=sorted(GOALS_US), help="print where the time goes, and end")
     given = parser.parse_args()
     if given.profile:
@@ -222,7 +226,7 @@ def main() -> None:
         return
     lines = [measure(machine, size) for machine in GOALS_US for size in (500, 10)]
     settings = msgspec.to_builtins(Settings()) | {"keys": KEYS, "tuples": TUPLES, "repeats": REPEATS}
-    tell("core", lines, settings, given)
+    tell(document("core", lines, settings), as_json=given.json, out=given.out)
 
 
 if __name__ == "__main__":

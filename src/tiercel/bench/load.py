@@ -1,10 +1,13 @@
 """Producer, subscriber and judge in one machine: what is sent, what comes back, how late, how often.
 
-Responsible for: open-loop and closed-loop load, checks of every output, requests for moves.
-Not responsible for: sockets and time (runtime/host.py drives it like any machine), statistics (slice.py).
+Responsible for: open-loop and closed-loop load, checks of every output, a record of both ends.
+Not responsible for: sockets and time (runtime/host.py drives it like any machine), the process around it
+    (loader.py), statistics (measures.py).
 
 An output must be the next of its key, find the state that its predecessors left, and carry the
 right average: else a tuple was lost, doubled, reordered, or its state was.
+
+It speaks the core's messages itself: a thread between it and the socket would be measured too.
 """
 
 from __future__ import annotations
@@ -22,13 +25,19 @@ from tiercel.core.events import Connected, Event, Received, TimerFired
 from tiercel.core.records import Key, Row
 from tiercel.spark.border import encode_key
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode  # what Columns makes of these rows; a test compares
 _decode = msgspec.msgpack.Decoder(tuple[int, int, int, float, int]).decode
 
 PRODUCER = "load"
 TICK_NS = 1_000_000  # tuples of one millisecond leave together, as from a sensor gateway
+PROBE_TICKS = 5
 MOVE_ENDS = ("done", "aborted", "refused")
 BURST_TICKS_MAX = 50  # a late load makes up for it in pieces; the delay counts as latency
+
+
+def due_in_tick(tick: int, rate: int) -> int:
+    """How many tuples are due in a tick, so that every second has `rate` of them."""
+    return (tick + 1) * rate * TICK_NS // 1_000_000_000 - tick * rate * TICK_NS // 1_000_000_000
 
 
 class Faults(msgspec.Struct):
@@ -43,27 +52,35 @@ class Faults(msgspec.Struct):
         return self.lost + self.doubled_or_reordered + self.wrong_state
 
 
+class Record:
+    """Both ends of an open-loop run, one number per tuple and column."""
+
+    def __init__(self) -> None:
+        self.in_sensor, self.in_n, self.in_due_ns = array("q"), array("q"), array("q")
+        self.sensor, self.n, self.due_ns, self.emitted_ns = array("q"), array("q"), array("q"), array("q")
+
+
 class Load:
     """Feeds one router and reads the output stream."""
 
-    def __init__(self, keys: int) -> None:
+    def __init__(self, keys: int, output: str = OUTPUT) -> None:
         self.keys: list[Key] = [encode_key(n) for n in range(keys)]
         self.sent = [0] * keys
         self.seen = [0] * keys
         self.produced = self.received = 0
         self.acknowledged = 0
         self.faults = Faults()
-        self.sensors, self.due_ns, self.late_ns = array("l"), array("q"), array("q")  # one per output
+        self.record = Record()
         self.statuses: list[tuple[int, m.MoveStatus]] = []
         self.connected = False
         self.closed_loop_max = 0  # tuples under way at most; 0: no closed loop
         self.frame_rows = 500
+        self._output = output
         self._seq = 0
         self._next_key = 0
         self._next_tick_ns = 0  # 0: no open loop
-        self._per_tick = 0
+        self._rate = 0
         self._probes: Sequence[int] = ()
-        self._probe_ticks = 5
         self._tick = 0
         self._move: m.MoveRequest | None = None
 
@@ -71,8 +88,9 @@ class Load:
 
     def start_open_loop(self, rate: int, probes: Sequence[int] = ()) -> None:
         """`rate` tuples a second over all keys; besides, each probe key every 5 ms."""
-        self._per_tick = rate * TICK_NS // 1_000_000_000
+        self._rate = rate
         self._probes = probes
+        self._tick = 0
         self._next_tick_ns = monotonic_ns() + TICK_NS
 
     def stop(self) -> None:
@@ -108,7 +126,7 @@ class Load:
                 return self._fill()
             case Connected():
                 self.connected = True
-                return [Send(SITE, m.Hello(PRODUCER)), Send(SITE, m.Subscribe(OUTPUT, 0))]
+                return [Send(SITE, m.Hello(PRODUCER)), Send(SITE, m.Subscribe(self._output, 0))]
             case _:
                 pass
         return []
@@ -121,10 +139,11 @@ class Load:
         for _ in range(BURST_TICKS_MAX):
             if not 0 < self._next_tick_ns <= now:
                 break
-            sensors = self._take(self._per_tick)
-            if self._tick % self._probe_ticks == 0:
+            sensors = self._take(due_in_tick(self._tick, self._rate))
+            if self._tick % PROBE_TICKS == 0:
                 sensors += self._probes
-            effects.append(self._frame(sensors, self._next_tick_ns))
+            if sensors:
+                effects.append(self._frame(sensors, self._next_tick_ns, self.record))
             self._next_tick_ns += TICK_NS
             self._tick += 1
         return effects
@@ -132,7 +151,7 @@ class Load:
     def _fill(self) -> list[Effect]:
         effects: list[Effect] = []
         while self.produced - self.received + self.frame_rows <= self.closed_loop_max:
-            effects.append(self._frame(self._take(self.frame_rows), monotonic_ns()))
+            effects.append(self._frame(self._take(self.frame_rows), 0, None))
         return effects
 
     def _take(self, count: int) -> list[int]:
@@ -141,19 +160,24 @@ class Load:
         self._next_key = (at + 389 * count) % total
         return [(at + 389 * i) % total for i in range(count)]
 
-    def _frame(self, sensors: list[int], due_ns: int) -> Send:
+    def _frame(self, sensors: list[int], due_ns: int, record: Record | None) -> Send:
         keys, sent, encode = self.keys, self.sent, _encode
         rows: list[Row] = []
         for sensor in sensors:
             n = sent[sensor] = sent[sensor] + 1
             rows.append((keys[sensor], 0, encode((sensor, n, due_ns, float(n)))))
+            if record is not None:
+                record.in_n.append(n)
+        if record is not None:
+            record.in_sensor.extend(sensors)
+            record.in_due_ns.extend([due_ns] * len(sensors))
         self.produced += len(rows)
         self._seq += 1
         return Send(SITE, m.Produce(PRODUCER, self._seq, INPUT, rows))
 
     def _judge(self, message: m.Publish) -> None:
         now, seen, faults, decode = monotonic_ns(), self.seen, self.faults, _decode
-        sensors, due_of, late = self.sensors, self.due_ns, self.late_ns
+        record = self.record
         for entry in message.entries:
             for output in entry.outputs:
                 sensor, n, count, average, due_ns = decode(output.row[2])
@@ -165,7 +189,9 @@ class Load:
                 if count != n or average != (n + 1) / 2:  # the values of a key are 1.0, 2.0, 3.0, ...
                     faults.wrong_state += 1
                 seen[sensor] = n
-                sensors.append(sensor)
-                due_of.append(due_ns)
-                late.append(now - due_ns)
+                if due_ns:  # 0: closed loop, where nothing is due
+                    record.sensor.append(sensor)
+                    record.n.append(n)
+                    record.due_ns.append(due_ns)
+                    record.emitted_ns.append(now)
             self.received += len(entry.outputs)

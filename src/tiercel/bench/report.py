@@ -1,21 +1,24 @@
 """How a benchmark tells its results: a table for people, JSON for everything else.
 
-Responsible for: the facts every results file carries (commit, machine, Python, settings, load).
+Responsible for: the facts every results file carries (commit, machine, Python, seed, settings, and the
+    CPU that others used meanwhile), percentiles, the form of the output.
 Not responsible for: what was measured.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
+import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
@@ -38,49 +41,124 @@ def commit() -> str:
     return asked.stdout.strip() or "unknown"
 
 
-def machine() -> dict[str, Any]:
+def machine() -> Line:
     return {
         "host": platform.machine(),
         "system": platform.release(),
         "cores": os.cpu_count(),
-        "load_1_min": round(os.getloadavg()[0], 2),  # what others used meanwhile is in here
+        "load_1_min": round(os.getloadavg()[0], 2),
     }
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
-    """What every benchmark understands."""
-    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="also write the JSON into this directory")
-    return parser
+class Cpu:
+    """CPU that this process with all its descendants, and everyone else, uses from now on."""
+
+    def __init__(self) -> None:
+        self._began, self._all, self._ours = time.monotonic(), _all_ticks(), _our_ticks()
+
+    def line(self) -> Line:
+        """Cores, on average. Empty where there is no /proc."""
+        if not self._all:
+            return {}
+        second = os.sysconf("SC_CLK_TCK") * max(time.monotonic() - self._began, 1e-9)
+        everyone, ours = _all_ticks() - self._all, _our_ticks() - self._ours
+        return {
+            "our_cores": round(ours / second, 2),
+            "others_cores": round(max(0, everyone - ours) / second, 2),
+        }
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
+def process_cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
+    """CPU seconds of each process, to the nanosecond: sampled ticks are blind to work in step with them."""
+    used = {}
+    for name, pid in pids.items():
+        threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+        used[name] = sum(int(thread.read_text(encoding="ascii").split()[0]) for thread in threads) / 1e9
+    return used
+
+
+def _all_ticks() -> int:
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split()[1:8]
+    except OSError:
+        return 0
+    user, nice, system, _idle, _waiting, irq, softirq = map(int, fields)
+    return user + nice + system + irq + softirq
+
+
+def _our_ticks() -> int:
+    """Of our process tree, children that have ended included."""
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        pid = int(stat.parent.name)
+        parents[pid], used[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    ours = {os.getpid()}
+    while grown := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= grown
+    return sum(used.get(pid, 0) for pid in ours)
+
+
+def percentile(ordered: Sequence[float] | npt.NDArray[np.float64], share: float) -> float:
     """Nearest rank of a sorted sequence; nan if it is empty."""
-    if not ordered:
+    if not len(ordered):
         return float("nan")
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 
 
-def tell(name: str, lines: list[Line], settings: Any, given: argparse.Namespace) -> None:
-    """Print the results as asked, and keep them where asked."""
-    document = {
+def median(values: Sequence[float]) -> float:
+    """The middle one, or the mean of the two in the middle."""
+    return round(statistics.median(values), 4)
+
+
+def median_line(lines: Sequence[Line]) -> Line:
+    """Each number by its median over the lines that have it; what is no number as in the first line.
+
+    None where most lines have none: what mostly did not happen has no median.
+    """
+    out: Line = {}
+    for name, first in lines[0].items():
+        numbers = [line[name] for line in lines if _is_number(line[name])]
+        if len(numbers) > len(lines) / 2:
+            out[name] = median(numbers)
+        else:
+            out[name] = first if isinstance(first, str) else None
+    return out
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def document(name: str, rows: list[Line], settings: Line, **more: Any) -> Line:
+    """A results file. `more` are facts of one benchmark: seed, repeats, who else used the machine."""
+    return {
         "bench": name,
-        "rows": lines,
+        "rows": rows,
         "commit": commit(),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(),
         "python": platform.python_version(),
         "settings": settings,
+        **more,
     }
-    encoded = msgspec.json.format(msgspec.json.encode(document), indent=2)
-    if given.json:
+
+
+def tell(found: Line, *, as_json: bool, out: Path | None) -> None:
+    """Print the results as asked, and keep them where asked."""
+    encoded = msgspec.json.format(msgspec.json.encode(found), indent=2)
+    if as_json:
         print(encoded.decode())
     else:
-        _print_table(name, lines)
-    if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
+        _print_table(found["bench"], found["rows"])
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        (given.out / f"{name}-{stamp}.json").write_bytes(encoded)
+        (out / f"{found['bench']}-{stamp}.json").write_bytes(encoded)
 
 
 def _print_table(name: str, lines: list[Line]) -> None:

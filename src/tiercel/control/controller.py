@@ -68,6 +68,8 @@ class Controller:
         self.scales: dict[str, Scale] = {}
         self.slots: dict[str, dict[int, Route]] = {name: {} for name in topology.operators}
         self.overrides: dict[str, dict[Key, Route]] = {name: {} for name in topology.operators}
+        self._questions = 0
+        self.answered: dict[str, int] = {}  # site -> the newest question whose answer is in the tables
         self.running: set[str] = set()
         self.heard: set[str] = set()
         self.next_id = 1
@@ -116,11 +118,11 @@ class Controller:
         self._ask_status(step)
         return self.journal.commit(step)
 
-    def ask_status(self, now_ms: float) -> list[Effect]:
-        """Ask every router for its tables and moves, for whoever wants to see them."""
+    def ask_status(self, now_ms: float) -> tuple[int, list[Effect]]:
+        """Ask every router for its tables and moves; `answered` has reached this number once they told."""
         step = Step(now_ms)
         self._ask_status(step)
-        return self.journal.commit(step)
+        return self._questions, self.journal.commit(step)
 
     def _add(self, step: Step, wanted: WantedMove, retries: int, deadline_ms: float | None) -> str:
         name = f"m{self.next_id}"
@@ -173,8 +175,9 @@ class Controller:
         return [t for t in self.moves.values() if t.state in (MoveState.ASKED.value, MoveState.QUEUED.value)]
 
     def _ask_status(self, step: Step) -> None:
+        self._questions += 1
         for site in self.topology.sites:
-            step.send(site, m.StatusQuery())
+            step.send(site, m.StatusQuery(self._questions))
         step.timer("retry", step.now_ms + self.settings.retry_ms)
 
     # -- moves -------------------------------------------------------------------------------
@@ -228,13 +231,13 @@ class Controller:
     def _on_status_reply(self, step: Step, site: str, reply: m.StatusReply) -> None:
         self.heard.add(site)
         self.running = {i for i in self.running if site_of(i) != site} | set(reply.attached)
-        for operator, update in reply.tables.items():
-            self.slots[operator] = {k: r for k, r in self.slots[operator].items() if r.site != site}
-            self.overrides[operator] = {k: r for k, r in self.overrides[operator].items() if r.site != site}
-            self.slots[operator].update(update.slots)
-            self.overrides[operator].update(update.keys)
+        for operator, update in reply.tables.items():  # each in one go: others look at them meanwhile
+            slots, overrides = self.slots[operator], self.overrides[operator]
+            self.slots[operator] = {k: r for k, r in slots.items() if r.site != site} | update.slots
+            self.overrides[operator] = {k: r for k, r in overrides.items() if r.site != site} | update.keys
         for status in reply.statuses:
             self._on_status(step, status)
+        self.answered[site] = max(reply.n, self.answered.get(site, 0))
         self._scale_on(step)
 
     # -- scaling -----------------------------------------------------------------------------

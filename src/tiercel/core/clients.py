@@ -65,7 +65,7 @@ class Producer:
         return self._pump()
 
     def _pump(self) -> list[Effect]:
-        if not self.greeted:
+        if not self.greeted or self.rival:
             return []
         effects: list[Effect] = []
         for frame in self._frames:

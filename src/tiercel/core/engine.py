@@ -84,13 +84,13 @@ class Engine:
                 return
         handle, output_row = self.handle, self._output_row
         times = self._bind(state, time_ms, watermark_ms)
-        before = len(out)
+        before = n = len(out)
         self._reset()
         try:
-            epoch = state.epoch
-            outputs = self._handle_rows(state.user_key, self._user_rows(rows), times)
-            for n, output in enumerate(outputs):
-                out.append(Output(offset, key, epoch, n, output_row(key, output)))
+            epoch, add = state.epoch, out.append
+            for output in self._handle_rows(state.user_key, self._user_rows(rows), times):
+                add(Output(offset, key, epoch, n - before, output_row(key, output)))
+                n += 1
             handle.undo.clear()
         except Exception as error:
             if self.mutant != "call-not-atomic":

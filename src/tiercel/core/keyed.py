@@ -265,7 +265,8 @@ class ListState(_State):
         self._writable()[:] = elements
 
     def appendValue(self, newState: Any) -> None:
-        self._writable().append(self._element(newState))
+        element = self._element(newState)  # first: what does not fit must leave no empty list behind
+        self._writable().append(element)
 
     def appendList(self, newState: Iterable[Any]) -> None:
         elements = [self._element(v) for v in newState]
@@ -302,13 +303,13 @@ class MapState(_State):
         return self._keep_key(key) in self._live()
 
     def updateValue(self, key: Any, value: Any) -> None:
+        key, value = self._keep_key(key), self._keep(value)
         handle = self._handle
         values = handle.state.values
         entries = values.get(self._name)
         if entries is None:
             handle.undo.append((values, self._name, _MISSING))
             entries = values[self._name] = {}
-        key, value = self._keep_key(key), self._keep(value)
         handle.undo.append((entries, key, entries.get(key, _MISSING)))
         entries[key] = value if self._ttl is None else (value, self._expiry())
 

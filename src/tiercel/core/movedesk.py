@@ -136,7 +136,7 @@ class MoveDesk(Traffic):
         )
         step.send_durable(to, status)
 
-    def on_status_query(self, step: Step, sender: str) -> None:
+    def on_status_query(self, step: Step, sender: str, n: int = 0) -> None:
         for departure in self.departures.values():
             departure.asked_by = sender
         tables = {name: self.sequenced_here(inbox) for name, inbox in self.inboxes.items()}
@@ -152,6 +152,7 @@ class MoveDesk(Traffic):
                     for f in i.feeds.values()
                     if f.phase is not FeedPhase.DETACHED
                 ],
+                n,
             ),
         )
 
@@ -393,7 +394,7 @@ class MoveDesk(Traffic):
             case m.MoveRequest():
                 self.on_move_request(step, sender, message)
             case m.StatusQuery():
-                self.on_status_query(step, sender)
+                self.on_status_query(step, sender, message.n)
             case m.Prepare():
                 self.on_prepare(step, sender, message)
             case m.Prepared() if from_instance and arrival is not None:

@@ -26,7 +26,7 @@ from tiercel.core.events import (
     Received,
     TimerFired,
 )
-from tiercel.core.faults import CoreBug, within
+from tiercel.core.faults import CoreBug, ProtocolViolation, within
 from tiercel.core.feed import LIVE
 from tiercel.core.inbox import Inbox
 from tiercel.core.lanes import Lane
@@ -36,6 +36,16 @@ from tiercel.core.recovery import recover_router
 from tiercel.core.settings import Settings
 from tiercel.core.step import Step
 from tiercel.core.topology import Topology, operator_of
+
+ORDINARY = frozenset((m.Produce, m.Outputs, m.Consumed))  # may share a step
+TOGETHER_MAX = 16  # what leaves should not wait for more than that
+
+
+def must_be(sender: str, producer: str) -> None:
+    """A producer speaks for itself: whoever used its numbers would make its own frames look known."""
+    if sender != producer:
+        reason = f"it sends as producer {producer!r}"
+        raise ProtocolViolation(reason)
 
 
 class Router(MoveDesk):
@@ -55,7 +65,7 @@ class Router(MoveDesk):
         self.boot = recover_router(self, items)
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
-        """The only entry. Same state, event and time give the same effects."""
+        """The entry. Same state, event and time give the same effects."""
         step = Step(now_ms)
         if self.boot is not None:
             boot, self.boot = self.boot, None
@@ -89,9 +99,35 @@ class Router(MoveDesk):
                 assert_never(event)
         return released + self._finish(step)
 
+    def on_events(self, waiting: deque[Event], now_ms: float) -> list[Effect]:
+        """Take the first of these events, and those behind it that may share its step and its write.
+
+        Means the same as `on_event` for each of them. Only what comes by the thousand shares a step, and
+        only while nothing moves: then nobody minds in which order it is answered.
+        """
+        step = Step(now_ms)
+        taken = 0
+        while waiting and taken < TOGETHER_MAX and self._ordinary(event := waiting[0]):
+            assert isinstance(event, Received)
+            try:
+                self.on_message(step, event.sender, event.message)
+            except ProtocolViolation:
+                if taken:
+                    break  # it has changed nothing yet, and is refused by itself in the next step
+                waiting.popleft()
+                raise
+            waiting.popleft()
+            taken += 1
+        return self._finish(step) if taken else self.on_event(waiting.popleft(), now_ms)
+
+    def _ordinary(self, event: Event) -> bool:
+        moving = self.departures or self.arrivals or self.boot is not None
+        return not moving and type(event) is Received and type(event.message) in ORDINARY
+
     def on_message(self, step: Step, sender: str, message: Any) -> None:
         match message:
             case m.Produce():
+                must_be(sender, message.producer)
                 self.on_produce(step, sender, message)
             case m.Outputs():
                 self.on_outputs(step, message)
@@ -113,6 +149,7 @@ class Router(MoveDesk):
             case m.Moved():
                 self.on_moved(step, message)
             case m.Hello():
+                must_be(sender, message.producer)
                 self.producers.hello(step, sender, message.producer)
             case m.Subscribe():
                 if message.stream in self.streams:

@@ -156,6 +156,8 @@ class Traffic(Site):
         mark = inbox.emitted.get(message.instance, 0)
         if message.through > mark:
             outputs = message.outputs
+            if self.consumers(self.topology.operators[inbox.name].output):
+                outputs = list(outputs)  # before anything changes: what is no list of outputs is refused here
             leaves = any(d.source == message.instance for d in self.departures.values())
             if outputs and (message.first <= mark or leaves):
                 outputs = [o for o in outputs if o.offset > mark and not self.refused(message.instance, o)]

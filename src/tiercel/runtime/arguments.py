@@ -9,22 +9,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from tiercel.core.records import Row
 from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.place import Manifest
 
+_size_of = msgspec.msgpack.Encoder().encode
 
-def pieces(rows: Sequence[Row], rows_max: int) -> list[list[Row]]:
-    """Copies that each fit into one frame."""
+
+def pieces(rows: Sequence[Row], rows_max: int, bytes_max: int) -> list[tuple[list[Row], int]]:
+    """Copies that each fit into one frame, and about how many bytes each has.
+
+    The first row stands for all: looking at each would cost more than sending it.
+    """
     copied = checked_rows(rows)
-    if len(copied) <= rows_max:
-        return [copied] if copied else []
-    return [copied[n : n + rows_max] for n in range(0, len(copied), rows_max)]
+    if not copied:
+        return []
+    try:
+        row_bytes = len(_size_of(copied[0]))
+    except (TypeError, ValueError, OverflowError) as error:
+        what = f"the payload of {copied[0]!r} cannot be sent: {error}"
+        expected = "None, bool, int, float, str, bytes, and lists and dicts of them"
+        raise UserError(what, expected=expected) from error
+    step = max(1, min(rows_max, bytes_max // row_bytes))
+    if len(copied) <= step:
+        return [(copied, len(copied) * row_bytes)]
+    return [(copied[n : n + step], step * row_bytes) for n in range(0, len(copied), step)]
 
 
 def checked_rows(rows: Sequence[Row]) -> list[Row]:
-    """A copy. The first row stands for all: looking at each would cost more than sending it."""
+    """A copy, if the first looks like a row."""
     copied = list(rows)
     if copied:
         first: Any = copied[0]

@@ -25,6 +25,7 @@ from tiercel.core.effects import Effect
 from tiercel.core.events import Event, TimerFired
 from tiercel.errors import UserError
 from tiercel.runtime.host import Host, Machine
+from tiercel.runtime.link import HandshakeFailed, Mistrusted
 from tiercel.runtime.place import Place
 
 POKED = TimerFired("poked")  # what a machine is told when its caller wants something
@@ -39,7 +40,7 @@ class Bell:
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
-        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._sleepers: set[asyncio.Future[None]] = set()  # one per coroutine that waits
 
     def __enter__(self) -> None:
         self._condition.acquire()
@@ -52,10 +53,10 @@ class Bell:
     def ring(self) -> None:
         """Something has changed. With the lock held."""
         self._condition.notify_all()
-        sleepers, self._sleepers = self._sleepers, []
-        for loop, sleeper in sleepers:
+        for sleeper in self._sleepers:
             with contextlib.suppress(RuntimeError):  # that loop has ended, and nobody waits there
-                loop.call_soon_threadsafe(_wake, sleeper)
+                sleeper.get_loop().call_soon_threadsafe(_wake, sleeper)
+        self._sleepers.clear()
 
     def until(self, attempt: Callable[[], T | None], timeout_s: float | None) -> T | None:
         """Try, with the lock held, until it gives something; None when the time is over."""
@@ -72,11 +73,15 @@ class Bell:
                 if result:
                     return result
                 sleeper: asyncio.Future[None] = loop.create_future()
-                self._sleepers.append((loop, sleeper))
+                self._sleepers.add(sleeper)
             left_s = None if give_up is None else give_up - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return result
-            await asyncio.wait([sleeper], timeout=left_s)
+            try:
+                if left_s is not None and left_s <= 0:
+                    return result
+                await asyncio.wait([sleeper], timeout=left_s)
+            finally:
+                with self:
+                    self._sleepers.discard(sleeper)
 
 
 def _wake(sleeper: asyncio.Future[None]) -> None:
@@ -94,7 +99,7 @@ class Background:
         place: Place,
         site: str,
         bell: Bell,
-        on_refused: Callable[[str, str], object],
+        on_refused: Callable[[str, HandshakeFailed], object],
     ) -> None:
         self.failure: BaseException | None = None
         self.ended = False
@@ -156,7 +161,7 @@ class Client(ABC):
         self._site = site
         self._ready = False  # the router has answered
         self._closed = False
-        self._refusal = ""
+        self._refusal: HandshakeFailed | None = None
         self._background = Background(name, self, place, site, self._bell, self._on_refused)
         try:
             asyncio.get_running_loop()
@@ -218,8 +223,12 @@ class Client(ABC):
         """Raise what makes every further call senseless."""
         if self._closed:
             what = f"{self._name} is closed"
-            raise UserError(what, expected="calls before close()")
-        if self._refusal:
+            raise UserError(what, expected="calls before close(), and before its deployment ends")
+        if isinstance(self._refusal, Mistrusted):
+            what = f"the router of site {self._site!r} has another secret than {self._name!r}"
+            hint = "give the directory that the deployment runs in, not a copy of it"
+            raise UserError(what, expected="the storage directory of that deployment", hint=hint)
+        if self._refusal is not None:
             what = f"the router of site {self._site!r} does not let {self._name!r} in: {self._refusal}"
             hint = "give each program's producers names of their own"
             raise UserError(what, expected="one program at a time under each name", hint=hint)
@@ -227,10 +236,10 @@ class Client(ABC):
             what = f"{self._name} failed: {self._background.failure}"
             raise UserError(what, hint="make a new one; what was acknowledged is safe")
 
-    def _on_refused(self, peer: str, reason: str) -> None:
+    def _on_refused(self, peer: str, refusal: HandshakeFailed) -> None:
         """In the background: the router does not want us, and says why."""
         with self._bell:
-            self._refusal = reason
+            self._refusal = refusal
             self._bell.ring()
 
     def _silent(self, timeout_s: float) -> UserError:

@@ -12,6 +12,7 @@ A row is the core's: (key: bytes, event time in ms, payload).
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -26,9 +27,10 @@ from tiercel.runtime.arguments import check_name, checked_rows, home_of, pieces,
 from tiercel.runtime.background import POKED, Client
 from tiercel.runtime.place import Place
 
-FRAME_ROWS_MAX = 1_000  # a larger frame holds the router's other work up; a smaller one costs more per row
-UNDER_WAY_MAX = 32  # frames on their way; rows that come meanwhile gather in the next ones
-KEPT_FRAMES_MAX = 64  # frames not acknowledged, gathered ones included; `send` waits beyond it
+FRAME_ROWS_MAX = 4_000  # rows that gather become one entry: the more of a key, the fewer calls of user code
+FRAME_BYTES = 1_000_000  # about; rows that gather stay far below the limit of a frame (wire.py)
+UNDER_WAY_MAX = 8  # frames on their way; rows that come meanwhile gather in the next ones
+KEPT_FRAMES_MAX = 16  # frames not acknowledged, gathered ones included; `send` waits beyond it
 KEPT_ENTRIES_MAX = 256  # entries not taken by the caller; the router is not asked for more beyond it
 FLUSH_S_MAX = 30.0
 RANGE_S_MAX = 10.0
@@ -37,12 +39,19 @@ RANGE_S_MAX = 10.0
 class Frame:
     """Rows that get one number; `whole`: none may be added."""
 
-    __slots__ = ("initial", "rows", "watermark_ms", "whole")
+    __slots__ = ("initial", "rows", "size", "watermark_ms", "whole")
 
     def __init__(
-        self, rows: list[Row], watermark_ms: int | None = None, *, initial: bool = False, whole: bool = False
+        self,
+        rows: list[Row],
+        size: int = 0,
+        watermark_ms: int | None = None,
+        *,
+        initial: bool = False,
+        whole: bool = False,
     ) -> None:
         self.rows = rows
+        self.size = size  # bytes, about
         self.watermark_ms = watermark_ms
         self.initial = initial
         self.whole = whole
@@ -82,14 +91,14 @@ class Producer(Client):
     def send(self, rows: Sequence[Row]) -> int:
         """Hand rows over, and wait only while too much is under way; returns the last one's frame number."""
         self.connect()
-        for piece in pieces(rows, FRAME_ROWS_MAX):
-            self._bell.until(lambda piece=piece: self._offer(piece), None)  # type: ignore[misc]
+        for piece, size in pieces(rows, FRAME_ROWS_MAX, FRAME_BYTES):
+            self._bell.until(functools.partial(self._offer, piece, size), None)
         return self._submitted
 
     async def send_async(self, rows: Sequence[Row]) -> int:
         await self.connect_async()
-        for piece in pieces(rows, FRAME_ROWS_MAX):
-            await self._bell.until_async(lambda piece=piece: self._offer(piece), None)  # type: ignore[misc]
+        for piece, size in pieces(rows, FRAME_ROWS_MAX, FRAME_BYTES):
+            await self._bell.until_async(functools.partial(self._offer, piece, size), None)
         return self._submitted
 
     def send_frame(
@@ -100,14 +109,14 @@ class Producer(Client):
         `watermark_ms` promises later event times; `initial` rows are a key's first state, not tuples.
         """
         self.connect()
-        frame = Frame(checked_rows(rows), watermark_ms, initial=initial, whole=True)
+        frame = Frame(checked_rows(rows), 0, watermark_ms, initial=initial, whole=True)
         self._bell.until(lambda: self._offer_frame(seq, frame), None)
 
     async def send_frame_async(
         self, seq: int, rows: Sequence[Row], *, watermark_ms: int | None = None, initial: bool = False
     ) -> None:
         await self.connect_async()
-        frame = Frame(checked_rows(rows), watermark_ms, initial=initial, whole=True)
+        frame = Frame(checked_rows(rows), 0, watermark_ms, initial=initial, whole=True)
         await self._bell.until_async(lambda: self._offer_frame(seq, frame), None)
 
     def flush(self, timeout_s: float = FLUSH_S_MAX) -> None:
@@ -121,24 +130,30 @@ class Producer(Client):
         if not await self._bell.until_async(lambda: self._is_safe(seq), timeout_s):
             raise self._unsafe(seq, timeout_s)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = FLUSH_S_MAX) -> None:
         """Wait until everything is safe, then end."""
         if not self._closed:
             try:
-                self.flush()
+                self.flush(timeout_s)
             finally:
                 self._end()
 
     # -- attempts, in the caller's thread with the lock held -----------------------------------
 
-    def _offer(self, rows: list[Row]) -> bool:
+    def _offer(self, rows: list[Row], size: int) -> bool:
         """Rows join the frame that gathers, or begin the next one; False: there is no room."""
         self._check()
-        gathered = self._gathered
-        if gathered and not gathered[-1].whole and len(gathered[-1].rows) + len(rows) <= FRAME_ROWS_MAX:
-            gathered[-1].rows += rows
+        last = self._gathered[-1] if self._gathered else None
+        if (
+            last is not None
+            and not last.whole
+            and len(last.rows) + len(rows) <= FRAME_ROWS_MAX
+            and last.size + size <= FRAME_BYTES
+        ):
+            last.rows += rows
+            last.size += size
             return True
-        return self._append(Frame(rows))
+        return self._append(Frame(rows, size))
 
     def _offer_frame(self, seq: int, frame: Frame) -> bool:
         self._check()

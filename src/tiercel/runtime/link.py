@@ -32,7 +32,7 @@ import msgspec
 
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
-from tiercel.runtime.wire import FRAME_BYTES_MAX, Frames, encode_frame, pack
+from tiercel.runtime.wire import FRAME_BYTES_MAX, Frames, encode_frames, pack
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,10 @@ class HandshakeFailed(ProtocolViolation):
 
 class Refused(HandshakeFailed):
     """The peer is who it should be, and does not want us: it says why."""
+
+
+class Mistrusted(HandshakeFailed):
+    """The peer says to be who it should be, but cannot prove it: it has another secret."""
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -205,7 +209,7 @@ class Link(asyncio.Protocol):
     def _check(self, proof: bytes, role: str) -> None:
         if not hmac.compare_digest(proof, self._proof(role)):
             reason = f"{self.peer!r} does not know this deployment's secret"
-            raise HandshakeFailed(reason)
+            raise Mistrusted(reason)
 
     def _open(self) -> None:
         self.phase = Phase.OPEN
@@ -229,7 +233,7 @@ class Link(asyncio.Protocol):
         transport = self._transport
         if self.phase is not Phase.OPEN or transport is None:
             return
-        transport.write(b"".join([encode_frame(message) for message in messages]))
+        transport.write(b"".join([encode_frames(message) for message in messages]))
         if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             log.warning("%s cuts off %s: it does not read", self._owner.name, self.peer)
             transport.abort()

@@ -23,7 +23,7 @@ from typing import Protocol
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
 from tiercel.errors import UserError
-from tiercel.runtime.link import HANDSHAKE_S_MAX, HandshakeFailed, Link, Refused
+from tiercel.runtime.link import HANDSHAKE_S_MAX, HandshakeFailed, Link, Mistrusted, Refused
 from tiercel.runtime.registry import Address, Registry
 from tiercel.runtime.tls import TlsFiles
 
@@ -33,6 +33,7 @@ DIAL_S = 0.05  # between attempts to reach a peer
 DIAL_AGAIN_S = 1.0  # after one with whom no handshake succeeds: it will hardly be better soon
 LOOK_S = 0.25  # between looks whom to dial, and whether we are still wanted
 CLOSE_S_MAX = 1.0  # for a peer to take what was already written to it
+MISTRUSTED_MAX = 3  # in a row; once may be a stranger at the port of a peer that is started again elsewhere
 STRANGERS_MAX = 128  # connections without a handshake; beyond it the one that has taken longest ends
 
 
@@ -59,7 +60,7 @@ class Peers:
         bind: str,
         port: int,
         tls: TlsFiles | None,
-        on_refused: Callable[[str, str], object] | None,
+        on_refused: Callable[[str, HandshakeFailed], object] | None,
     ) -> None:
         self.name = name
         self.secret = secret
@@ -72,6 +73,7 @@ class Peers:
         self._serving = {} if tls is None else tls.serving(HANDSHAKE_S_MAX)
         self._calling = {} if tls is None else tls.dialling(HANDSHAKE_S_MAX)
         self._on_refused = on_refused
+        self._mistrusted = 0  # handshakes in a row in which whom we dialled had another secret
         self._unproven: dict[Link, None] = {}  # in their handshake, oldest first
         self._doors = contextlib.ExitStack()
         self._dialling: asyncio.Task[None] | None = None
@@ -176,11 +178,16 @@ class Peers:
 
     def link_failed(self, link: Link, failure: ProtocolViolation) -> None:
         self._unproven.pop(link, None)
-        if isinstance(failure, Refused) and self._on_refused is not None:
-            self._on_refused(link.peer, str(failure))
+        dialled = link.dialler == self.name
+        if isinstance(failure, Mistrusted) and dialled:
+            self._mistrusted += 1
+        hopeless = isinstance(failure, Refused) or (dialled and self._mistrusted >= MISTRUSTED_MAX)
+        if hopeless and isinstance(failure, HandshakeFailed) and self._on_refused is not None:
+            self._on_refused(link.peer, failure)
 
     def link_opened(self, link: Link) -> None:
         self._unproven.pop(link, None)
+        self._mistrusted = 0
         older = self.links.get(link.peer)
         if older is not None:
             if self._prefers(older, link):

@@ -56,6 +56,7 @@ class Manifest(msgspec.Struct, frozen=True):
     settings: Settings = Settings()
     durability: Durability = "os"
     bind: str = "127.0.0.1"
+    ports: dict[str, int] = {}  # site -> where its router listens; others take any that is free
     tls: TlsFiles | None = None  # for all connections; every machine has its files at these paths
     format: int = FORMAT
 

@@ -64,6 +64,10 @@ class MalformedFrame(ProtocolViolation):
     """Bytes that are no frame of ours. The connection they came by is closed; nobody else is harmed."""
 
 
+class FrameTooLong(MalformedFrame):
+    """A message of ours that no receiver would read."""
+
+
 def encode_frame(message: m.Message) -> bytes:
     """One message as one frame."""
     frame = bytearray(LENGTH_BYTES)
@@ -71,9 +75,26 @@ def encode_frame(message: m.Message) -> bytes:
     size = len(frame) - LENGTH_BYTES
     if size > FRAME_BYTES_MAX:
         reason = f"{type(message).__name__} of {size} bytes; a frame has at most {FRAME_BYTES_MAX}"
-        raise MalformedFrame(reason)
+        raise FrameTooLong(reason)
     frame[:LENGTH_BYTES] = size.to_bytes(LENGTH_BYTES)
     return bytes(frame)
+
+
+def encode_frames(message: m.Message) -> bytes:
+    """One message as one frame; as several that mean the same if one would be too long."""
+    try:
+        return encode_frame(message)
+    except FrameTooLong:
+        match message:
+            case m.Dispatch(entries=entries) if len(entries) > 1:
+                half = len(entries) // 2
+                halves: list[m.Message] = [m.Dispatch(entries[:half]), m.Dispatch(entries[half:])]
+            case m.Publish(stream=stream, entries=entries) if len(entries) > 1:
+                half = len(entries) // 2
+                halves = [m.Publish(stream, entries[:half]), m.Publish(stream, entries[half:])]
+            case _:
+                raise
+        return b"".join(encode_frames(part) for part in halves)
 
 
 def decode_message(body: bytes | memoryview) -> m.Message:

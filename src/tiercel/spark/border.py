@@ -19,6 +19,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
+import msgspec
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -35,10 +36,11 @@ from tiercel.spark.conversion import View
 from tiercel.spark.pandas_rows import PandasForm, in_pandas
 from tiercel.spark.processors import state_codec
 from tiercel.spark.rows import BadRow, row_maker
-from tiercel.spark.schema import Columns, decode_payload, encode_payload
+from tiercel.spark.schema import Columns, encode_payload
 from tiercel.spark.steps import InputPlan, Step, plain_row, reader
 
 _payload = itemgetter(2)
+_decode = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Border:
         self._keys = Columns(keys.schema, keys.key, view=View.INPUT)
         self._key_row = row_maker(self._keys.key)
         self._output_names = plan.output.names
-        self._check = plan.output.payload
+        self._check, self._encoded = plan.output.payload, plan.output.encoded
+        self._unkeyed = not plan.output.key and not plan.output.event_time
         self._key_of = plan.output.key_of_payload if plan.output.key else None
         self._time_of = plan.output.time_of_payload if plan.output.event_time else None
 
@@ -89,16 +92,14 @@ class Border:
     def user_rows(self, rows: list[CoreRow]) -> Iterator[Row]:
         if self._several:
             return self._tagged_rows(rows)
-        if (
-            len(rows) == 1 and self._row is not None
-        ):  # most calls; three iterators cost more than what they do
-            return iter((self._row(decode_payload(rows[0][2])),))
-        return self._read(map(decode_payload, map(_payload, rows)))
+        if len(rows) == 1 and self._row is not None:  # three iterators cost more than what they do
+            return iter((self._row(_decode(rows[0][2])),))
+        return self._read(map(_decode, map(_payload, rows)))
 
     def _tagged_rows(self, rows: list[CoreRow]) -> Iterator[Row]:
         for row in rows:
             n, payload = row[2]
-            yield from self._readers[n](iter((decode_payload(payload),)))
+            yield from self._readers[n](iter((_decode(payload),)))
 
     # -- out ---------------------------------------------------------------------------------
 
@@ -109,15 +110,16 @@ class Border:
         except AttributeError:
             what = f"output {output!r:.80} ({type(output).__name__})"
             raise BadRow(what, expected=f"a Row with the columns: {', '.join(self._output_names)}") from None
-        if fields == self._output_names:
-            payload = self._check(tuple(output))
-        else:
+        if fields != self._output_names:
             values = dict(zip(fields, output, strict=False))
-            payload = self._check(tuple([values.get(name) for name in self._output_names]))
+            output = tuple([values.get(name) for name in self._output_names])
+        if self._unkeyed:
+            return (key, 0, self._encoded(output))
+        internal = self._check(tuple(output))
         return (
-            key if self._key_of is None else self._key_of(payload),
-            0 if self._time_of is None else self._time_of(payload),
-            encode_payload(payload),
+            key if self._key_of is None else self._key_of(internal),
+            0 if self._time_of is None else self._time_of(internal),
+            encode_payload(internal),
         )
 
     # -- time --------------------------------------------------------------------------------

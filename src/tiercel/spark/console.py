@@ -36,6 +36,7 @@ TABLES: Final[dict[str, Any]] = {"move": TrackedMove, "scale": Scale, "next_id":
 
 
 T = TypeVar("T")
+Routes = tuple[dict[int, Route], dict[Key, Route]]
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -53,14 +54,12 @@ class Watched(Controller):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.stories: dict[str, list[Stage]] = {}
-        self.answers: dict[str, int] = {}  # site -> how often its router told its tables
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
         if isinstance(event, Received):
             if isinstance(event.message, m.MoveStatus):
                 self._remember(event.message)
             elif isinstance(event.message, m.StatusReply):
-                self.answers[event.sender] = self.answers.get(event.sender, 0) + 1
                 for status in event.message.statuses:
                     self._remember(status)
         return super().on_event(event, now_ms)
@@ -78,6 +77,7 @@ class Console:
         self, place: Place, on_launch: Callable[[str], object], on_retire: Callable[[str], object]
     ) -> None:
         manifest = place.manifest()
+        self._registry = place.registry
         self._topology = manifest.topology
         self._store = Store(place.process(NAME), manifest.durability, TABLES)
         self._controller = Watched(manifest.topology, manifest.settings, self._store.items())
@@ -89,6 +89,7 @@ class Console:
             dials=list(manifest.topology.sites),
             store=self._store,
             bind=manifest.bind,
+            tls=manifest.tls,
             on_launch=on_launch,
             on_retire=on_retire,
         )
@@ -115,6 +116,7 @@ class Console:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._host.end, "the deployment ends")
             self._thread.join(10.0)
+        self._registry.withdraw(NAME)
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class Console:
         try:
             return asyncio.run_coroutine_threadsafe(put(), self._loop).result(ANSWER_S_MAX)
         except InvalidRequest as refusal:
-            raise UserError(refusal.what, expected=refusal.expected, hint=refusal.hint) from refusal
+            raise UserError.of(refusal) from refusal
 
     def request(self, plan: Plan, retries: int, deadline_ms: float | None) -> list[str]:
         """Names of the moves that were taken on."""
@@ -158,28 +160,30 @@ class Console:
 
     def refresh(self) -> None:
         """Ask every router for its tables, and wait for the answers."""
-        before = dict(self._controller.answers)
-
-        def ask(controller: Controller, now_ms: float) -> tuple[None, Sequence[Effect]]:
-            return None, controller.ask_status(now_ms)
-
+        first, asked_at = 0, 0.0
         give_up = time.monotonic() + ANSWER_S_MAX
-        asked_at = 0.0
         while time.monotonic() < give_up:
             if time.monotonic() - asked_at > 0.5:  # a router that was just started again has lost it
-                self._ask(ask)
-                asked_at = time.monotonic()
-            answers = self._controller.answers
-            if all(answers.get(site, 0) > before.get(site, 0) for site in self._topology.sites):
+                question = self._ask(lambda controller, now: controller.ask_status(now))
+                first, asked_at = first or question, time.monotonic()
+            answered = dict(self._controller.answered)
+            silent = [site for site in self._topology.sites if answered.get(site, 0) < first]
+            if not silent:
                 return
             time.sleep(LOOK_S)
-        silent = [s for s in self._topology.sites if self._controller.answers.get(s, 0) <= before.get(s, 0)]
         what = f"no answer from the router of {', '.join(silent)} within {ANSWER_S_MAX:g} s"
         raise UserError(what, hint="live.status() shows whether it runs")
 
-    def routes(self, operator: str) -> tuple[dict[int, Route], dict[Key, Route]]:
-        """Slots and single keys with their owners, as the routers last told."""
-        return dict(self._controller.slots[operator]), dict(self._controller.overrides[operator])
+    def routes(self, operator: str) -> Routes:
+        """Slots and single keys with their owners, as the routers last told.
+
+        Asked in the controller's thread: an answer that is being taken in is there whole or not at all.
+        """
+
+        def read(controller: Controller, _: float) -> tuple[Routes, Sequence[Effect]]:
+            return (dict(controller.slots[operator]), dict(controller.overrides[operator])), ()
+
+        return self._ask(read)
 
 
 ENDED = (MoveState.DONE.value, MoveState.UNDONE.value)

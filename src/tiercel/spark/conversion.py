@@ -71,7 +71,7 @@ def refuse_unsupported(kind: t.DataType, where: str) -> None:
                 raise UserError(what, expected="keys that Python can look up: anything but arrays and maps")
         case t.StructType():
             if not kind.fields:
-                raise UserError(f"{where}: no columns", expected="at least one column")
+                raise UserError(f"{where or 'a schema'}: no columns", expected="at least one column")
             seen: dict[str, str] = {}
             for field in kind.fields:
                 path = f"{where}.{field.name}" if where else field.name

@@ -63,10 +63,10 @@ class Streams(DataSource):
         return self._wanted().schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return HistoryReader(self._wanted())
+        return HistoryReader(self._readable())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(self._wanted())
+        return StreamReader(self._readable())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         target = self._target(overwrite=overwrite)
@@ -75,6 +75,14 @@ class Streams(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         target = self._target(overwrite=overwrite)
         return FeedWriter(target, column_names(schema, target.columns))
+
+    def _readable(self) -> Wanted:
+        wanted = self._wanted()
+        logs = {s.name for s in wanted.place.manifest().topology.streams.values() if s.logged}
+        if wanted.stream not in logs:
+            what = f"nobody keeps a log of the stream {wanted.stream!r}"
+            raise UserError(what, expected=f"one of: {', '.join(sorted(logs)) or '(there are none)'}")
+        return wanted
 
     def _wanted(self) -> Wanted:
         options = Options(self.options, KNOWN)
@@ -111,6 +119,10 @@ class Streams(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make all formats known to a session."""
+    """Make all formats known to a session.
+
+    Spark refuses sources that can take filters, as `tiercel-state` does, unless it may hand filters over.
+    """
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for source in (Streams, State, Metrics):
         spark.dataSource.register(source)

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tiercel.spark.graph import watermark_delay_ms
 from tiercel.spark.live import Live, start
+from tiercel.spark.schema import Schema
 from tiercel.spark.seam import grouped_frame
-from tiercel.spark.streams import Schema
 
 _deployments: dict[str, Live] = {}  # by storage directory: they live as long as the application
 

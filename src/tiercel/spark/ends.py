@@ -9,8 +9,10 @@ They need a deployment's storage directory and nothing else: no session, no Java
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any
 
+import msgspec
 from pyspark.sql import Row
 
 from tiercel.core.records import Output, StreamEntry
@@ -18,7 +20,7 @@ from tiercel.errors import UserError
 from tiercel.runtime.client import Producer, Subscriber
 from tiercel.runtime.place import Place, StreamFacts
 from tiercel.spark.border import row_maker
-from tiercel.spark.schema import Columns, decode_payload
+from tiercel.spark.schema import Columns
 
 
 def stream_facts(place: Place, stream: str) -> StreamFacts:
@@ -78,8 +80,10 @@ class RowProducer:
     def __enter__(self) -> RowProducer:
         return self
 
-    def __exit__(self, *failure: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.__exit__(kind, error, trace)
 
     async def send_async(self, *rows: Any) -> None:
         packed, bad = self.columns.pack_all(rows)
@@ -91,12 +95,18 @@ class RowProducer:
         await self.client.flush_async(timeout_s)
 
 
-class Received(NamedTuple):
+class Received(msgspec.Struct, frozen=True, gc=False):
     """One row of a stream, the offset of its log entry, and who it is."""
 
     row: Row
     offset: int
-    id: str
+    output: Output
+    operator: str
+
+    @property
+    def id(self) -> str:
+        """Its identity, as the data source's column `_tiercel_id` has it."""
+        return identity(self.operator, self.output)
 
 
 class RowSubscriber:
@@ -112,14 +122,19 @@ class RowSubscriber:
 
     def poll(self, timeout_s: float = 1.0) -> list[Received]:
         """What has come; an empty list if nothing has by then."""
-        return [row for entry in self.client.poll(timeout_s) for row in self._rows(entry)]
+        rows: list[Received] = []
+        for entry in self.client.poll(timeout_s):
+            self._add(rows, entry)
+        return rows
 
-    def _rows(self, entry: StreamEntry) -> Iterator[Received]:
-        make, values, operator = self._make, self.columns.values, self._operator
-        for output in entry.outputs:
-            yield Received(
-                make(values(decode_payload(output.row[2]))), entry.offset, identity(operator, output)
-            )
+    def _add(self, rows: list[Received], entry: StreamEntry) -> None:
+        make, unpack, operator, offset = self._make, self.columns.unpack, self._operator, entry.offset
+        rows += [Received(make(unpack(output.row[2])), offset, output, operator) for output in entry.outputs]
+
+    def _rows(self, entry: StreamEntry) -> list[Received]:
+        rows: list[Received] = []
+        self._add(rows, entry)
+        return rows
 
     def __iter__(self) -> Iterator[Received]:
         for entry in self.client:

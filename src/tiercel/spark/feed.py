@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -84,6 +84,16 @@ def _fits(given: t.DataType, wanted: t.DataType) -> bool:
     return given.simpleString() == wanted.simpleString()
 
 
+def python_rows(
+    batches: Iterable[pyarrow.RecordBatch], names: Sequence[str]
+) -> Iterator[list[dict[str, Any]]]:
+    """Rows as people write them, some at a time. Out of Arrow, for its timestamps have their zone."""
+    for batch in batches:
+        named = batch.rename_columns(list(names))
+        for begin in range(0, named.num_rows, SLICE_ROWS):
+            yield named.slice(begin, SLICE_ROWS).to_pylist(maps_as_pydicts="strict")
+
+
 def stage(
     target: Target, feed: str, batch: int, names: Sequence[str], batches: Iterator[pyarrow.RecordBatch]
 ) -> Staged:
@@ -94,15 +104,12 @@ def stage(
     file = Stage(place.staging(batch), context.partitionId(), context.attemptNumber())
     refused: list[tuple[Any, BadRow]] = []
     try:
-        for whole in batches:
-            named = whole.rename_columns(list(names))
-            for begin in range(0, named.num_rows, SLICE_ROWS):
-                rows = named.slice(begin, SLICE_ROWS).to_pylist(maps_as_pydicts="strict")
-                packed, bad = target.columns.pack_all(rows)
-                if bad and target.bad_rows == FAIL:
-                    raise bad[0][1]
-                file.add(packed)
-                refused += bad
+        for rows in python_rows(batches, names):
+            packed, bad = target.columns.pack_all(rows)
+            if bad and target.bad_rows == FAIL:
+                raise bad[0][1]
+            file.add(packed)
+            refused += bad
         if refused:
             lines = [msgspec.json.encode({"row": r, "reason": str(b)}, enc_hook=str) for r, b in refused]
             write_whole(place.bad_rows(batch, context.partitionId()), b"\n".join(lines) + b"\n")

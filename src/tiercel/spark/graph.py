@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any, NamedTuple
 
 import msgspec
 from pyspark.sql import DataFrame
@@ -27,7 +28,8 @@ from tiercel.spark.schema import Columns
 
 TIME_MODES = ("none", "processingTime", "eventTime")
 ON_ERROR = ("dead-letter", "fail", "retry")
-DEAD_LETTERS = "reason string, key binary, offset long, row binary"
+
+PORT_MAX = 65_535
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
@@ -51,6 +53,13 @@ class OperatorDeclaration:
     operator: Operator
     plan: OperatorPlan
     initial: DataFrame | None = None
+
+
+class Listening(NamedTuple):
+    """The address of every process, and the ports of routers that have a fixed one."""
+
+    bind: str
+    ports: dict[str, int]
 
 
 class Graph:
@@ -84,21 +93,31 @@ class Graph:
             raise UserError(f"unknown site {site!r}", expected=f"one of: {', '.join(self.sites)}")
         return site
 
-    def instances(self, operator: str, wanted: Mapping[str, int] | None) -> tuple[str, ...]:
+    def instances(self, operator: str, wanted: Any) -> tuple[str, ...]:
         """The names of so many instances at each site."""
+        if wanted is not None and not isinstance(wanted, Mapping):
+            example = f'{{"{self.root}": 2}}'
+            raise UserError(
+                f"instances of {operator!r}: {wanted!r}", expected=f"how many at which site, as in {example}"
+            )
         counts = {self.root: 1} if wanted is None else dict(wanted)
         for site, count in counts.items():
             self.check_site(site)
-            if type(count) is not int or count < 0:
-                raise UserError(
-                    f"instances of {operator!r} at {site!r}: {count!r}", expected="a whole number, 0 or more"
-                )
+            check_whole(f"instances of {operator!r} at {site!r}", count, 0)
         names = tuple(
             instance_name(operator, s, n) for s, count in counts.items() for n in range(1, count + 1)
         )
         if not names:
             raise UserError(f"operator {operator!r} would have no instance", expected="at least one")
         return names
+
+    def plan_of(self, operator: str) -> OperatorPlan:
+        """What its instances need. The key of an output that no operator reads is not worth making."""
+        plan = self.operators[operator].plan
+        output = self.operators[operator].operator.output
+        if any(output in other.operator.inputs for other in self.operators.values()):
+            return plan
+        return dataclasses.replace(plan, output=Columns(plan.output.schema))
 
     # -- what it becomes ----------------------------------------------------------------------
 
@@ -108,10 +127,10 @@ class Graph:
         try:
             return Topology(self.sites, streams, operators).validate()
         except InvalidRequest as refusal:
-            raise UserError(refusal.what, expected=refusal.expected, hint=refusal.hint) from refusal
+            raise UserError.of(refusal) from refusal
 
     def manifest(
-        self, settings: Settings, durability: Durability, bind: str, found: Manifest | None
+        self, settings: Settings, durability: Durability, listening: Listening, found: Manifest | None
     ) -> Manifest:
         """The manifest of this graph; over one that was found, only streams and operators may be new."""
         facts = {
@@ -120,7 +139,7 @@ class Graph:
             )
             for d in self.streams.values()
         }
-        made = Manifest(uuid.uuid4().hex, self.topology(), facts, settings, durability, bind)
+        made = Manifest(uuid.uuid4().hex, self.topology(), facts, settings, durability, *listening)
         return made if found is None else self._continued(made, found)
 
     def _continued(self, made: Manifest, found: Manifest) -> Manifest:
@@ -175,6 +194,18 @@ def parse_sites(sites: Sequence[str] | Mapping[str, str | None]) -> dict[str, st
     return found
 
 
+def parse_ports(ports: Mapping[str, int], sites: Mapping[str, str | None]) -> dict[str, int]:
+    """Site -> the port where its router listens."""
+    if not isinstance(ports, Mapping):
+        raise UserError(f"ports = {ports!r}", expected='a port for each site, as in ports={"cloud": 7400}')
+    for site, port in ports.items():
+        if site not in sites:
+            raise UserError(f"ports: unknown site {site!r}", expected=f"one of: {', '.join(sites)}")
+        if type(port) is not int or not 0 <= port <= PORT_MAX:
+            raise UserError(f"port {port!r} of site {site!r}", expected=f"0 (any that is free) to {PORT_MAX}")
+    return dict(ports)
+
+
 def parse_delay(delay: str | float | timedelta) -> int:
     """`"10 seconds"`, a timedelta, or seconds; in ms."""
     if isinstance(delay, timedelta):
@@ -196,16 +227,26 @@ def watermark_delay_ms(frame: DataFrame, column: str) -> int | None:
     return None if delay is None else int(delay)
 
 
-def key_bytes(columns: Columns, key: object) -> Key:
-    """A key as users write it, a value or a tuple of them, in the form the core has it."""
+def key_packer(columns: Columns) -> Callable[[object], Key]:
+    """From keys as users write them, a value or a tuple of them, to the form the core has them in."""
     fields: list[StructField] = [columns.schema[name] for name in columns.key]
-    values = key if isinstance(key, tuple | list) else (key,)
-    if len(values) != len(fields):
-        names = ", ".join(columns.key)
-        raise UserError(f"key {key!r} has {len(values)} columns", expected=f"{len(fields)}: ({names})")
-    return Columns(StructType(fields), columns.key).pack(tuple(values))[0]
+    pack = Columns(StructType(fields), columns.key).pack  # made once: it takes longer than a thousand keys
+
+    def key_bytes(key: object) -> Key:
+        values = key if isinstance(key, tuple | list) else (key,)
+        if len(values) != len(fields):
+            names = ", ".join(columns.key)
+            raise UserError(f"key {key!r} has {len(values)} columns", expected=f"{len(fields)}: ({names})")
+        return pack(tuple(values))[0]
+
+    return key_bytes
 
 
 def check_choice(what: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise UserError(f"{what} {value!r}", expected=f"one of: {', '.join(allowed)}")
+
+
+def check_whole(what: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise UserError(f"{what}: {value!r}", expected=f"a whole number, {least} or more")

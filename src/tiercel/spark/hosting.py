@@ -17,7 +17,9 @@ looks like.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +30,7 @@ import uvloop
 from pyspark import InheritableThread, TaskContext
 from pyspark.sql import SparkSession
 
+from tiercel.core.faults import OperatorFailed
 from tiercel.core.instance import Instance
 from tiercel.core.router import Router
 from tiercel.core.topology import operator_of, site_of
@@ -37,6 +40,7 @@ from tiercel.runtime.place import Place
 from tiercel.runtime.registry import Address
 from tiercel.runtime.store import Store
 from tiercel.spark.border import Border, OperatorPlan
+from tiercel.spark.slots import is_stopped
 
 if TYPE_CHECKING:
     import pyarrow
@@ -48,13 +52,22 @@ END_S_MAX = 15.0
 LOOK_S = 0.02
 HEALTHY_S = 20.0  # a job that ran this long and then failed had been well
 FAILURES_MAX = 4  # in a row, each sooner than that: the process cannot work, and is given up
+REASON_CHARACTERS_MAX = 1_000
+_TRACEBACK = "Traceback (most recent call last):"
+_SPARK_SAYS = re.compile(r"^(.* most recent failure: .*?\): )?(: )?(org\.apache\.spark\.SparkException: )?")
 PAUSE_S = 0.2  # before a job is submitted again
 
 
 # -- inside the task --------------------------------------------------------------------------
 
 
-def build_host(place: Place, name: str, plan: OperatorPlan | None) -> Host:
+def build_host(
+    place: Place,
+    name: str,
+    plan: OperatorPlan | None,
+    make_router: Callable[..., Router] = Router,
+    make_instance: Callable[..., Instance] = Instance,
+) -> Host:
     """The machine of that name in its host: a site's router, or with a plan an instance."""
     manifest = place.manifest()
     topology, settings, registry = manifest.topology, manifest.settings, place.registry
@@ -62,14 +75,14 @@ def build_host(place: Place, name: str, plan: OperatorPlan | None) -> Host:
     machine: Machine
     peers: Callable[[], Iterable[str]]
     if plan is None:
-        machine = Router(name, topology, settings, store.life, store.items())
+        machine = make_router(name, topology, settings, store.life, store.items())
         sites = [site for site in topology.sites if site > name]
 
         def peers() -> Iterable[str]:
             return sites
     else:
         operator = topology.operator(operator_of(name))
-        machine = Instance(name, operator, Border(plan), settings, store.life)
+        machine = make_instance(name, operator, Border(plan), settings, store.life)
         router = site_of(name)
 
         def peers() -> Iterable[str]:
@@ -85,8 +98,13 @@ def build_host(place: Place, name: str, plan: OperatorPlan | None) -> Host:
         dials=peers,
         store=store,
         bind=manifest.bind,
+        port=manifest.ports.get(name, 0),
+        tls=manifest.tls,
         metrics=place.metrics,
     )
+
+
+Build = Callable[[Place, str, OperatorPlan | None], Host]
 
 
 def executor_here() -> str:
@@ -96,7 +114,7 @@ def executor_here() -> str:
 
 
 def task(
-    directory: Path, name: str, plan: OperatorPlan | None
+    directory: Path, name: str, plan: OperatorPlan | None, build: Build = build_host
 ) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """What Spark runs for one process; its one row comes out when the process has ended."""
 
@@ -105,7 +123,7 @@ def task(
         for batch in batches:
             context = TaskContext.get()
             assert context is not None
-            host = build_host(Place(directory), name, plan)
+            host = build(Place(directory), name, plan)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(
                     host.run(
@@ -123,8 +141,9 @@ def task(
 class Hosting:
     """The processes of one deployment in one Spark application."""
 
-    def __init__(self, spark: SparkSession, place: Place) -> None:
+    def __init__(self, spark: SparkSession, place: Place, build: Build = build_host) -> None:
         self._spark = spark
+        self._build = build
         self._place = place
         self._registry = place.registry
         self._threads: dict[str, InheritableThread] = {}
@@ -155,7 +174,7 @@ class Hosting:
         context = self._spark.sparkContext
         context.addJobTag(f"tiercel:{name}")
         context.setJobDescription(f"Tiercel: {name}")
-        work = task(self._place.directory, name, plan)
+        work = task(self._place.directory, name, plan, self._build)
         in_a_row = 0
         while name not in self._unwanted:
             begun = time.monotonic()
@@ -166,12 +185,20 @@ class Hosting:
                 if name in self._unwanted:
                     return
                 in_a_row = 1 if time.monotonic() - begun > HEALTHY_S else in_a_row + 1
-                reason = _reason(error)
+                if is_stopped(self._spark):
+                    self.failures[name] = "the Spark session was stopped"
+                    return
+                reason = reason_of(error)
                 log.warning("the job of %s failed (%d in a row): %s", name, in_a_row, reason)
-                if in_a_row >= FAILURES_MAX:
+                if in_a_row >= FAILURES_MAX or self._hopeless(name, error):
                     self.failures[name] = reason
                     return
                 time.sleep(PAUSE_S)
+
+    def _hopeless(self, name: str, error: Exception) -> bool:
+        """User code that is to fail has failed; or nobody ever listened here, and the reason will stay."""
+        told = [OperatorFailed] if self._registry.find(name) is not None else [OperatorFailed, UserError]
+        return any(f"{kind.__module__}.{kind.__name__}: " in str(error) for kind in told)
 
     def wait(self, name: str, after_life: int = 0) -> Address:
         """Where a process listens, as soon as it does, in a life above `after_life`."""
@@ -181,8 +208,7 @@ class Hosting:
             if address is not None and address.life > after_life:
                 return address
             if name in self.failures:
-                what = f"{name} could not be started: {self.failures[name]}"
-                raise UserError(what, hint="the executor's log has the whole story")
+                raise could_not_start(name, self.failures[name])
             time.sleep(LOOK_S)
         what = f"{name} did not start within {START_S_MAX:g} s (START_S_MAX)"
         raise UserError(
@@ -203,19 +229,26 @@ class Hosting:
         give_up = time.monotonic() + END_S_MAX
         for name, thread in self._threads.items():
             thread.join(max(0.0, give_up - time.monotonic()))
-            if thread.is_alive():
+            if thread.is_alive() and not is_stopped(self._spark):
                 self._spark.sparkContext.cancelJobsWithTag(f"tiercel:{name}")
         for name in self._threads:
             self._registry.withdraw(name)
 
 
-def _reason(error: Exception) -> str:
-    """The last line of a Python traceback inside Spark's message says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in reversed(lines):
-        head = line.partition(":")[0]
-        if head.replace(".", "").replace("_", "").isalnum() and head[:1].isalpha() and ":" in line:
-            if head.startswith(("at ", "org.", "java.", "scala.")):
-                continue
-            return line[:500]
-    return (lines[0] if lines else type(error).__name__)[:500]
+def could_not_start(name: str, reason: str) -> UserError:
+    what = f"{name} could not be started: {reason}"
+    return UserError(what, hint=None if "\nhint: " in reason else "the executor's log has the whole story")
+
+
+def reason_of(error: Exception) -> str:
+    """What happened, out of Spark's long message: the end of the worker's traceback, else what Spark says."""
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    begins = [n for n, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    if begins:
+        after = itertools.dropwhile(lambda line: line[0].isspace(), lines[begins[-1] + 1 :])
+        said = "\n".join(itertools.takewhile(lambda line: not line[0].isspace(), after))
+        said = said.removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")
+    else:
+        told = [line for line in lines if not line.startswith("An error occurred while calling")]
+        said = _SPARK_SAYS.sub("", told[0]) if told else type(error).__name__
+    return said[:REASON_CHARACTERS_MAX]

@@ -9,10 +9,12 @@ Not responsible for: what was declared (graph.py, streams.py), the processes (ho
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,29 +22,33 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tiercel.core.faults import InvalidRequest
 from tiercel.core.settings import Settings
 from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
+from tiercel.runtime.background import Client
+from tiercel.runtime.client import Producer
 from tiercel.runtime.place import Durability, Place
 from tiercel.spark.border import InputPlan
 from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.ends import RowProducer
-from tiercel.spark.graph import Graph, StreamDeclaration, parse_delay, parse_sites
-from tiercel.spark.hosting import Hosting
+from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_ports, parse_sites
+from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start
 from tiercel.spark.locking import StorageLock
 from tiercel.spark.moves import Moving, Scaling
-from tiercel.spark.schema import Columns
+from tiercel.spark.schema import Columns, Schema
 from tiercel.spark.session import open_session
-from tiercel.spark.slots import check_slots, probe, task_slots
+from tiercel.spark.slots import check_slots, is_stopped, probe, task_slots
 from tiercel.spark.status import Status, collect_status
 from tiercel.spark.steps import union as union_schema
-from tiercel.spark.streams import Feed, LiveStream, Schema, parse_schema
+from tiercel.spark.streams import Feed, LiveStream, parse_schema
 from tiercel.spark.wishes import Wishes
 
 log = logging.getLogger(__name__)
 
 ATTACH_S_MAX = 60.0
+FLUSH_S_MAX = 5.0  # for what producers have sent when the deployment ends
 INITIAL_ROWS = 500  # of initial state in one frame
 
 
@@ -54,13 +60,16 @@ def start(
     durability: Durability = "os",
     settings: Settings | None = None,
     bind: str = "127.0.0.1",
+    ports: Mapping[str, int] | None = None,
 ) -> Live:
     """A deployment in this Spark application; nothing runs before it is used. Use it in a `with`.
 
     `storage` is a directory that the driver and every executor can write; what runs there before is
-    continued. Without one, a temporary directory is used and removed at the end.
+    continued. Without one, a temporary directory is used and removed at the end. `ports` says where
+    routers listen, by site, for whoever comes through a firewall; else each takes any that is free.
     """
-    return Live(spark or open_session("tiercel"), parse_sites(sites), storage, durability, settings, bind)
+    spark = spark or open_session("tiercel")
+    return Live(spark, parse_sites(sites), storage, durability, settings, bind, ports or {})
 
 
 class Live:
@@ -74,19 +83,24 @@ class Live:
         durability: Durability,
         settings: Settings | None,
         bind: str,
+        ports: Mapping[str, int],
     ) -> None:
         task_slots(spark)  # a session that is stopped is told at once
         if durability not in ("os", "disk"):
             raise UserError(f"durability {durability!r}", expected="'os' or 'disk'")
         self.spark = spark
         self.graph = Graph(sites)
+        self._listening = Listening(bind, parse_ports(ports, sites))
         self._temporary = storage is None
         self.place = Place(storage if storage is not None else tempfile.mkdtemp(prefix="tiercel-"))
         self._durability = durability
-        self._settings = (settings or Settings()).validate()
-        self._bind = bind
+        try:
+            self._settings = (settings or Settings()).validate()
+        except InvalidRequest as refusal:
+            raise UserError.of(refusal) from refusal
+        self.build: Build = build_host  # what a task hosts; benchmarks put other machines there
         self._feeds: list[Feed] = []
-        self._delays: dict[str, int] = {}
+        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._lock: StorageLock | None = None
         self._hosting: Hosting | None = None
         self._console: Console | None = None
@@ -101,12 +115,17 @@ class Live:
     # -- declaring ------------------------------------------------------------------------------
 
     def check_declaring(self) -> None:
-        if self._hosting is not None or self._stopped:
+        self._check_not_stopped()
+        if self._hosting is not None:
             raise UserError(
                 "the deployment runs already: nothing more can be declared",
                 expected="streams and operators before the first producer, subscription, DataFrame or move",
                 hint="start again on the same storage with the new ones added",
             )
+
+    def _check_not_stopped(self) -> None:
+        if self._stopped:
+            raise UserError("the deployment was stopped", hint="start it again on the same storage")
 
     def stream(
         self,
@@ -122,13 +141,9 @@ class Live:
         With `event_time`, a site's watermark is the newest event time it has seen, less `delay`.
         """
         self.check_declaring()
-        columns = Columns(
-            parse_schema(schema, f"schema of stream {name!r}"),
-            (key,) if isinstance(key, str) else tuple(key),
-            event_time,
-        )
-        if not columns.key:
-            raise UserError(f"stream {name!r} has no key", expected="key='column' or several")
+        if not key or not isinstance(key, Sequence):
+            raise UserError(f"stream {name!r} has no key: {key!r}", expected="key='column' or several")
+        columns = Columns(parse_schema(schema, f"schema of stream {name!r}"), key, event_time)
         delay_ms = parse_delay(delay) if event_time else None
         return self.declare(StreamDeclaration(name, columns, self.graph.root, delay_ms))
 
@@ -163,6 +178,10 @@ class Live:
         if self._hosting is not None:
             self._start_feed(feed)
 
+    def look_after(self, client: Client) -> None:
+        """A client that was made here ends with the deployment: nobody shall wait for what cannot come."""
+        self._clients.add(client)
+
     def note_delay(self, stream: str, delay_ms: int) -> None:
         """The DataFrame that feeds it has a watermark: the stream takes over its delay."""
         if self._hosting is None:
@@ -175,8 +194,8 @@ class Live:
 
     def deploy(self) -> Live:
         """Start the routers and instances that were declared, then the feeds. Done by the first use."""
-        if self._stopped:
-            raise UserError("the deployment was stopped", hint="start it again on the same storage")
+        self._check_not_stopped()
+        task_slots(self.spark)
         if self._hosting is not None:
             return self
         if not self.graph.operators:
@@ -184,7 +203,7 @@ class Live:
         lock = StorageLock(self.place)
         try:
             found = self.place.manifest() if self.place.taken else None
-            manifest = self.graph.manifest(self._settings, self._durability, self._bind, found)
+            manifest = self.graph.manifest(self._settings, self._durability, self._listening, found)
             instances = self.place.wanted() if found is not None else []
             for name, declared in self.graph.operators.items():
                 if not any(operator_of(i) == name for i in instances):
@@ -198,13 +217,13 @@ class Live:
             raise
         self._lock = lock
         register(self.spark)
-        self._hosting = hosting = Hosting(self.spark, self.place)
+        self._hosting = hosting = Hosting(self.spark, self.place, self.build)
         try:
             self.place.registry.clear()
             for site in manifest.topology.sites:
                 hosting.start(site)
             for instance in instances:
-                hosting.start(instance, self.graph.operators[operator_of(instance)].plan)
+                hosting.start(instance, self.graph.plan_of(operator_of(instance)))
             for name in [*manifest.topology.sites, *instances]:
                 hosting.wait(name)
             self._console = Console(self.place, self._launch, self._retire)
@@ -226,7 +245,7 @@ class Live:
         missing = set(instances)
         while missing and time.monotonic() < give_up:
             for name in missing & set(self._hosting.failures):
-                raise UserError(f"{name} could not be started: {self._hosting.failures[name]}")
+                raise could_not_start(name, self._hosting.failures[name])
             self._console.refresh()
             missing -= self._console.running()
             if missing:
@@ -296,6 +315,10 @@ class Live:
         """So many instances at each site, with an even share of the slots each. Returns at once."""
         return self._wishes.scale(operator, instances, strategy)
 
+    def owners(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:
+        """Key -> the instance that owns it now. Keys are as users know them: values, or tuples of them."""
+        return self._wishes.owner_by_key(operator, keys)
+
     def drain(self, instance: str) -> Moving:
         """Move everything off an instance, as before its executor is taken away."""
         return self._wishes.drain(instance)
@@ -316,7 +339,7 @@ class Live:
         assert self._hosting is not None
         if instance not in self._hosting.names:
             self.place.want([*self.place.wanted(), instance])
-            self._hosting.start(instance, self.graph.operators[operator_of(instance)].plan)
+            self._hosting.start(instance, self.graph.plan_of(operator_of(instance)))
 
     def _retire(self, instance: str) -> None:
         assert self._hosting is not None
@@ -330,8 +353,14 @@ class Live:
         self.deploy()
         assert self._hosting is not None
         assert self._console is not None
-        self._console.refresh()
+        if not self.graph.sites.keys() & self.failures.keys():  # a router that was given up does not answer
+            self._console.refresh()
         return collect_status(self.place, self._hosting, self._console, self._feeds)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Routers and instances that were given up, each with the reason."""
+        return {} if self._hosting is None else dict(self._hosting.failures)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -340,13 +369,23 @@ class Live:
         if self._stopped:
             return
         self._stopped = True
-        for feed in self._feeds:
-            feed.stop()
-        if self._console is not None:
-            self._console.end()
-        if self._hosting is not None:
-            self._hosting.end()
-        if self._lock is not None:
-            self._lock.release()
-        if self._temporary:
-            shutil.rmtree(self.place.directory, ignore_errors=True)
+        with contextlib.ExitStack() as ending:  # from the last to the first; one that fails stops no other
+            if self._temporary:
+                ending.callback(shutil.rmtree, self.place.directory, ignore_errors=True)
+            if self._lock is not None:
+                ending.callback(self._lock.release)
+            if self._hosting is not None:
+                ending.callback(self._hosting.end)
+            if self._console is not None:
+                ending.callback(self._console.end)
+            for client in list(self._clients):
+                ending.callback(_end_client, client)
+            for feed in self._feeds if not is_stopped(self.spark) else ():
+                ending.callback(feed.stop)
+
+
+def _end_client(client: Client) -> None:
+    try:
+        client.close(FLUSH_S_MAX) if isinstance(client, Producer) else client.close()
+    except UserError as failure:
+        log.warning("the deployment ends: %s", failure)

@@ -3,8 +3,8 @@
 Responsible for: one DataFrame per call, and rows out of the DataFrames that user code yields.
 Not responsible for: anything else; behind it such a processor is one like any other.
 
-A DataFrame costs about a millisecond to make, and another to take apart, however few rows it has: with
-one row per call a processor of this kind is some hundred times slower than one that takes rows. As in
+A call costs 1.7 ms with one row and 2.4 ms with a hundred (measured on two shared cores), where a processor
+that takes rows needs about 6 µs a row: making DataFrames and taking them apart is nearly all of it. As in
 Spark, timestamps in a DataFrame have no zone; here they are in UTC.
 """
 

@@ -13,6 +13,7 @@ dict, key included).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 CoreRow = tuple[bytes, int, Any]
 Schema = t.StructType | str  # a StructType, or text such as "car string, speed double"
 US_PER_MS = 1000
+DEAD_LETTER_SCHEMA = "reason string, key binary, offset bigint, row binary"  # as core/engine.py makes them
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
@@ -62,6 +64,8 @@ class Columns:
     # Functions made for this schema. They are attributes, because a method would add half to their cost.
     pack: Callable[[Mapping[str, Any] | Row | Sequence[Any]], CoreRow]  # BadRow if the row does not fit
     payload: Callable[[Sequence[Any]], Any]  # internal form of values in the order of the columns; checked
+    encoded: Callable[[Sequence[Any]], bytes]  # the payload of such values; checked
+    unpack: Callable[[Any], Sequence[Any]]  # the values of a payload, as they are seen
     values: Callable[[Any], tuple[Any, ...]]  # of an internal form, as they are seen
     key_of_payload: Callable[[Any], bytes]
     time_of_payload: Callable[[Any], int]
@@ -146,6 +150,9 @@ class Columns:
     def pack_all(self, rows: Iterable[Any]) -> tuple[list[CoreRow], list[tuple[Any, BadRow]]]:
         """Those that fit, in order, and those that do not, each with the reason."""
         pack = self.pack
+        rows = list(rows)
+        with contextlib.suppress(BadRow):  # nearly always all of them fit
+            return list(map(pack, rows)), []
         packed: list[CoreRow] = []
         refused: list[tuple[Any, BadRow]] = []
         for row in rows:
@@ -174,7 +181,10 @@ class Columns:
     def _build(self) -> None:
         fields = self.schema.fields
         self._arrow = [to_arrow(f.dataType) for f in fields]
+        self._shown = self.schema.simpleString()  # for messages; making it takes longer than packing a row
         self.values = _restorer([f.dataType for f in fields], self.view)
+        values = self.values
+        self.unpack = decode_payload if self.plain else lambda payload: values(decode_payload(payload))
         self._key_values = _restorer([self.schema[name].dataType for name in self.key], self.view)
         prefix = f"{self.within}." if self.within else ""
         at = {name: n for n, name in enumerate(self.names)}
@@ -207,6 +217,16 @@ class Columns:
                     f"return ({take})",
                 ],
             ),
+            *_function(
+                "encoded",
+                "row",
+                [
+                    f"try: {take} = row",
+                    f"except ValueError: {take} = in_order(row)",
+                    *checks,
+                    f"return encode(({take}))",
+                ],
+            ),
             *_function("key", "row", [f"{take} = row", f"return {made}"]),
             *_function("time", "row", [f"{take} = row", *timing, f"return {ms}"]),
             *_function(
@@ -218,6 +238,8 @@ class Columns:
                     *[f"    v{n} = row[{name!r}]" for n, name in enumerate(self.names)],
                     "  except KeyError:",
                     f"    {take} = in_order(row)",
+                    f"elif type(row) is tuple and len(row) == {len(names)}:",
+                    f"  {take} = row",
                     "else:",
                     f"  {take} = in_order(row)",
                     *checks,
@@ -227,11 +249,11 @@ class Columns:
             ),
         ]
         exec(_compiled("\n".join(source)), scope)
-        self.payload, self.pack = scope["payload"], scope["pack"]
+        self.payload, self.pack, self.encoded = scope["payload"], scope["pack"], scope["encoded"]
         self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
     def _in_order(self, row: Any) -> Sequence[Any]:
-        return in_order(row, self.names, self.within, self.schema.simpleString())
+        return in_order(row, self.names, self.within, self._shown)
 
     def _positional(self, row: Any) -> tuple[Any, ...]:
         if isinstance(row, Mapping | str | bytes):
@@ -316,6 +338,7 @@ def _same_zero(value: Any) -> Any:
 
 
 __all__ = [
+    "DEAD_LETTER_SCHEMA",
     "BadRow",
     "Columns",
     "Schema",

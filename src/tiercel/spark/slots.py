@@ -7,6 +7,7 @@ Not responsible for: starting processes (hosting.py).
 from __future__ import annotations
 
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +21,20 @@ from tiercel.spark import __name__ as _package
 if TYPE_CHECKING:
     import pyarrow
 
+EXECUTORS_S_MAX = 30.0
 SPARE_SLOTS = 2  # for the micro-batches of feeds and sinks: with none they would wait for ever
 
 
 def task_slots(spark: SparkSession) -> int:
     """How many tasks can run at once. Needs a live session."""
+    if ".connect." in type(spark).__module__:
+        raise UserError(
+            "this is a Spark Connect session, which has no SparkContext: long-lived tasks cannot be tagged, "
+            "counted and ended through it",
+            expected="a session of the application itself",
+            hint="run the deployment where the driver runs; producers, subscribers and the data sources "
+            "need only its storage directory",
+        )
     try:
         return spark.sparkContext.defaultParallelism
     except Exception as error:
@@ -32,10 +42,34 @@ def task_slots(spark: SparkSession) -> int:
         raise UserError(what, expected="a running session", hint="make one with tiercel.session()") from error
 
 
+def _task_slots_soon(spark: SparkSession, needed: int) -> int:
+    """On a cluster, executors may still be on their way when the session is there already."""
+    give_up = time.monotonic() + EXECUTORS_S_MAX
+    slots = task_slots(spark)
+    while (
+        slots < needed
+        and not (spark.sparkContext.master or "").startswith("local[")
+        and time.monotonic() < give_up
+    ):
+        time.sleep(0.1)
+        slots = task_slots(spark)
+    return slots
+
+
+def is_stopped(spark: SparkSession) -> bool:
+    try:
+        task_slots(spark)
+    except UserError:
+        return True
+    return False
+
+
 def check_slots(spark: SparkSession, processes: int, *, spare: int = SPARE_SLOTS) -> None:
     """Refuse before anything starts: each process holds one slot for as long as it lives."""
-    slots = task_slots(spark)
+    if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return  # executors come when tasks wait for them; hosting.START_S_MAX says how long that may take
     needed = processes + spare
+    slots = _task_slots_soon(spark, needed)
     if slots < needed:
         what = (
             f"{processes} routers and instances need a task slot each, and feeds and sinks {spare}: "

@@ -10,6 +10,7 @@ Not responsible for: which copy of a key counts (runtime/stored_state.py).
     timers       expiry times in ms
     slot, instance, epoch, offset      where it lies, and up to which log entry it is
 
+JSON shows values as they are kept: times in microseconds, dates in days since 1970, decimals as text.
 A variable with a time to live keeps each value as [value, expiry in ms], and so it is shown.
 """
 

@@ -21,25 +21,24 @@ from tiercel.core.topology import Operator
 from tiercel.errors import UserError
 from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.ends import RowProducer, RowSubscriber
+from tiercel.spark.feed import column_names
 from tiercel.spark.graph import (
-    DEAD_LETTERS,
     ON_ERROR,
     TIME_MODES,
     OperatorDeclaration,
     StreamDeclaration,
     check_choice,
+    check_whole,
     watermark_delay_ms,
 )
 from tiercel.spark.processors import check_processor
-from tiercel.spark.schema import Columns
+from tiercel.spark.schema import DEAD_LETTER_SCHEMA, Columns, Schema
 from tiercel.spark.seam import grouped_frame
 from tiercel.spark.stateless import PassOn
 from tiercel.spark.steps import Step
 
 if TYPE_CHECKING:
     from tiercel.spark.live import Live
-
-Schema = StructType | str
 
 
 def parse_schema(schema: Schema, what: str) -> StructType:
@@ -176,6 +175,8 @@ class LiveStream:
         check_choice("time mode", time_mode, TIME_MODES)
         check_choice("output mode", output_mode.lower(), ("append", "update"))
         check_choice("on_error", on_error, ON_ERROR)
+        check_whole("slots", slots, 1)
+        check_whole("retries", retries, 0)
         if time_mode == "eventTime":
             for stream, plan in self._inputs:
                 if not plan.columns.event_time:
@@ -218,7 +219,7 @@ class LiveStream:
         home = names[0].rpartition("@")[2].partition("#")[0]
         if initial is not None:
             graph.add_stream(StreamDeclaration(f"{name}.initial", initial_columns, home))
-        letters = Columns(parse_schema(DEAD_LETTERS, "dead letters"))
+        letters = Columns(DEAD_LETTER_SCHEMA)
         graph.add_stream(StreamDeclaration(f"{name}.dead", letters, home, None, name, logged=True))
         return live.declare(StreamDeclaration(f"{name}.out", columns, home, None, name, logged=True))
 
@@ -253,7 +254,12 @@ class LiveStream:
         delay = watermark_delay_ms(frame, self.columns.event_time) if self.columns.event_time else None
         if delay is not None:
             self._live.note_delay(stream, delay)
-        rows = frame.select(*self.columns.names).coalesce(partitions)
+        check_whole("partitions", partitions, 1)
+        rows = frame.select(*self.columns.names)
+        column_names(
+            rows.schema, self.columns
+        )  # types that do not fit are told here, not by a query that ends
+        rows = rows.coalesce(partitions)
         feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options)
         self._live.add_feed(feed)
         return feed
@@ -264,7 +270,9 @@ class LiveStream:
         self._live.deploy()
         if site:
             self._live.graph.check_site(site)
-        return RowProducer(self._live.place, stream, name=name, site=site)
+        producer = RowProducer(self._live.place, stream, name=name, site=site)
+        self._live.look_after(producer.client)
+        return producer
 
     def _written(self, what: str) -> str:
         stream, _ = self._inputs[0]
@@ -288,7 +296,9 @@ class LiveStream:
         """A low-latency reader: from now on, or behind an offset (0: from the beginning)."""
         stream = self.read()
         self._live.deploy()
-        return RowSubscriber(self._live.place, stream, after=after)
+        subscriber = RowSubscriber(self._live.place, stream, after=after)
+        self._live.look_after(subscriber.client)
+        return subscriber
 
     def dataframe(self, **options: Any) -> DataFrame:
         """This stream as a streaming DataFrame; options are those of the data source `tiercel`."""

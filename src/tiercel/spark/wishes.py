@@ -19,7 +19,7 @@ from tiercel.core.routing import slot_of
 from tiercel.core.topology import instance_name, operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.spark.console import Console
-from tiercel.spark.graph import Graph, key_bytes
+from tiercel.spark.graph import Graph, key_packer
 from tiercel.spark.hosting import Hosting
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns
@@ -47,12 +47,19 @@ class Wishes:
         """Owner -> which of the wanted keys or slots are its; nothing named: all that `source` owns."""
         self._check_operator(operator)
         self._console.refresh()
+        for what, given in (("keys", keys), ("slots", slots)):
+            if given is not None and (isinstance(given, str | bytes) or not isinstance(given, Iterable)):
+                raise UserError(f"{what}={given!r:.80}", expected=f"several, as in {what}=[{given!r:.80}]")
         if keys is not None:
             if slots is not None:
                 raise UserError("keys and slots were given", expected="one of them")
             return self._owners_of_keys(operator, keys)
         if slots is None and not source:
             raise UserError("nothing to move was named", expected="keys=, slots= or source=")
+        if source and operator_of(source) != operator:
+            raise UserError(
+                f"source {source!r}", expected=f"an instance, as in {operator}@{self._graph.root}#1"
+            )
         by_slot, overrides = self._console.routes(operator)
         found: dict[str, set[int]] = {}
         for slot in by_slot if slots is None else slots:
@@ -68,11 +75,23 @@ class Wishes:
             return {source: KeySet(keys=frozenset(single))}
         return {owner: KeySet(slots=frozenset(members)) for owner, members in found.items()}
 
+    def owner_by_key(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:
+        """Key as the user writes it -> its owner, as the routers tell it now."""
+        self._check_operator(operator)
+        self._console.refresh()
+        columns = self._key_columns(operator)
+        by_slot, overrides = self._console.routes(operator)
+        found, pack = {}, key_packer(columns)
+        for key in keys:
+            packed = pack(key)
+            found[key] = (overrides.get(packed) or by_slot[slot_of(packed, len(by_slot))]).instance
+        return found
+
     def _owners_of_keys(self, operator: str, keys: Iterable[Any]) -> dict[str, KeySet]:
         columns = self._key_columns(operator)
         by_slot, overrides = self._console.routes(operator)
         found: dict[str, set[Key]] = {}
-        for key in [key_bytes(columns, key) for key in keys]:
+        for key in map(key_packer(columns), keys):
             route = overrides.get(key) or by_slot[slot_of(key, len(by_slot))]
             found.setdefault(route.instance, set()).add(key)
         if not found:
@@ -130,7 +149,9 @@ class Wishes:
 
     def drain(self, instance: str) -> Moving:
         operator = operator_of(instance)
-        self._check_operator(operator)
+        if operator not in self._graph.operators:
+            known = ", ".join(sorted(self._console.running()))
+            raise UserError(f"unknown instance {instance!r}", expected=f"one of: {known}")
         wanted = self.owners(operator, None, None, instance)
         others = [i for i in self._console.running() if operator_of(i) == operator and i != instance]
         if not others:

@@ -143,7 +143,7 @@ class Trial:
     def keyed_outputs(self, key: Any = None) -> list[tuple[tuple[Any, ...], Any]]:
         """As `outputs`, each with the key whose call made it."""
         return [
-            (self.columns.key_values(output.key), self._row(self.output.values(output.row[2])))
+            (self.columns.key_values(output.key), self._row(self.output.unpack(output.row[2])))
             for output in self._logged(OUTPUT, key)
         ]
 
@@ -181,7 +181,7 @@ class Trial:
 
     def _refused(self, row: bytes) -> tuple[Any, ...] | str:
         payload = msgspec.msgpack.decode(row)
-        return "timer" if payload == "timer" else self.columns.values(payload)
+        return "timer" if payload == "timer" else tuple(self.columns.unpack(payload))
 
     def _shown(self, name: str, kept: Any) -> Any:
         variable = self.variables[name]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tiercel.core.messages.base import Message
-from tiercel.core.records import Row, StreamEntry
+from tiercel.core.records import Key, StreamEntry
 
 
 class Hello(Message, frozen=True):
@@ -25,7 +27,7 @@ class Produce(Message, frozen=True):
     producer: str
     seq: int
     stream: str
-    rows: list[Row]
+    rows: list[tuple[Key, int, Any]]  # said in full, so that decoding refuses what would hurt a router
     watermark_ms: int | None = None
     initial: bool = False  # initial state, before the first tuple
 
@@ -36,7 +38,7 @@ class ProduceMobile(Message, frozen=True):
     source: str
     frame: int
     stream: str
-    rows: list[Row]
+    rows: list[tuple[Key, int, Any, int]]
 
 
 class MobileReceipt(Message, frozen=True):

@@ -46,6 +46,8 @@ class MoveStatus(Message, frozen=True):
 class StatusQuery(Message, frozen=True):
     """A (new) controller asks for every move a router carries, and the tables it sequences."""
 
+    n: int = 0  # comes back with the answer: an answer to an older question tells older tables
+
 
 class StatusReply(Message, frozen=True):
     """Answer to `StatusQuery`."""
@@ -54,6 +56,7 @@ class StatusReply(Message, frozen=True):
     statuses: list[MoveStatus]
     tables: dict[str, TableUpdate]
     attached: list[str]
+    n: int = 0
 
 
 class Prepared(Message, frozen=True):

@@ -1,0 +1,238 @@
+"""The demonstration: traffic through Spark, a live move, a scale-out, and an audit of every output.
+
+Responsible for: the phases of the run, and what is known at its end.
+Not responsible for: the load (traffic.py), the definitions of the figures (measures.py), the application
+    and its audit (spark/speed.py), pictures (pictures.py), what people see meanwhile (cli_demo.py).
+
+    start Spark, deploy | warm up | steady | move 100 cars | settle | scale out 2 -> 3 | settle | audit
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from tiercel.bench.measures import Moments, Outputs, judge
+from tiercel.bench.report import Cpu, Line
+from tiercel.bench.traffic import Filing, Listening, Producing, car_name, car_number, write_file
+from tiercel.errors import UserError
+from tiercel.spark.live import Live, start
+from tiercel.spark.moves import MoveReport
+from tiercel.spark.session import open_session
+from tiercel.spark.speed import POSITIONS, SPEEDS, Audit, SpeedMonitor, audit, positions_from_files
+from tiercel.spark.status import ProcessStatus
+
+Tell = Callable[[str], None]
+
+SITE, OPERATOR = "local", "speed"
+CARS = 300  # every other one reports through the producer, the others through files
+MOVED_CARS, PROBE_CARS = 100, 20
+SLOTS = 10  # a router, three instances, the micro-batches of feed and sink, the audit
+WARM_S = 3.0
+SINK_TRIGGER = "2 seconds"
+MOVE_S_MAX = 60.0
+CATCH_UP_S_MAX = 60.0
+MARK = ".tiercel-demo"  # a directory with this file in it is ours to empty
+
+
+@dataclass(frozen=True)
+class Change:
+    """One reconfiguration: when it was, and its figures."""
+
+    name: str
+    at: Moments
+    cars: frozenset[int]  # that changed their instance
+    figures: Line
+    bytes_moved: int
+    phases_ms: dict[str, float]
+
+
+@dataclass
+class Demonstration:
+    """What a run leaves behind."""
+
+    outputs: Outputs
+    begun_ns: int
+    changes: list[Change]
+    audit: Audit
+    alerts: int
+    processes: list[ProcessStatus]
+    moved_by_file: int
+    feed_batches: int
+    cpu: Line
+    spark: str
+    took_s: float = 0.0
+    recorded: Path = field(default_factory=Path)
+
+    @property
+    def good(self) -> bool:
+        return self.audit.faults == 0 and self.audit.inputs > 0
+
+
+def recording_place(out: Path) -> Path:
+    """An empty directory below `out`; one of an earlier demonstration is emptied, nobody else's."""
+    place = out / "recorded"
+    try:
+        if place.exists() and any(place.iterdir()) and not (place / MARK).exists():
+            raise UserError(f"{place} holds something else", hint="give another directory: --out DIR")
+        shutil.rmtree(place, ignore_errors=True)
+        for name in ("produced", "files", "outputs"):
+            (place / name).mkdir(parents=True)
+        (place / MARK).touch()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {out}: {error.strerror}", hint="give another directory: --out DIR"
+        ) from error
+    return place
+
+
+def run(out: Path, seconds: float, tell: Tell) -> Demonstration:
+    """The whole demonstration; `seconds` is the steady time before the move, half of it after each change."""
+    begun = time.monotonic()
+    recorded = recording_place(out.resolve())
+    tell("starting Spark")
+    spark = open_session("tiercel-demo", slots=SLOTS)
+    try:
+        with start(spark, [SITE]) as live:
+            found = _deploy_and_run(live, recorded, seconds, tell)
+            tell("auditing every output with a Spark batch job")
+            found.audit = audit(spark, [recorded / "produced", recorded / "files"], recorded / "outputs")
+            tell("stopping")
+    finally:
+        spark.stop()
+    found.recorded, found.took_s = recorded, time.monotonic() - begun
+    return found
+
+
+def _deploy_and_run(live: Live, recorded: Path, seconds: float, tell: Tell) -> Demonstration:
+    tell("deploying a router and two instances as Spark tasks")
+    positions = live.stream("positions", POSITIONS, key="car")
+    speeds = positions.transform_with_state(SpeedMonitor(), SPEEDS, name=OPERATOR, instances={SITE: 2})
+    feed = positions.feed(positions_from_files(live.spark, recorded / "files"), name="demo-positions")
+    live.deploy()
+    sink = (
+        speeds.dataframe(startingOffset="earliest")
+        .writeStream.format("parquet")
+        .queryName("demo-speeds")
+        .option("path", str(recorded / "outputs"))
+        .option("checkpointLocation", str(recorded / "checkpoint"))
+        .trigger(processingTime=SINK_TRIGGER)
+        .start()
+    )
+    produced, filed = range(0, CARS, 2), range(1, CARS, 2)
+    moved = _cars_to_move(live, produced, filed)
+    probes = [n for n in moved if n % 2 == 0][:PROBE_CARS]
+    with positions.producer("demo") as producer, speeds.subscribe(after=0) as subscriber:
+        listening = Listening(subscriber, produced)
+        producing = Producing(producer, probes, [n for n in produced if n not in probes])
+        filing = Filing(recorded / "files", filed)
+        chores = (listening, producing, filing)
+        for chore in chores:
+            chore.start()
+        try:
+            tell("warming up")
+            time.sleep(WARM_S)
+            cpu, begun_ns = Cpu(), monotonic_ns()
+            spans = _reconfigure(live, moved, seconds, tell)
+            used = cpu.line()
+            tell("waiting for the last outputs")
+            producing.end()
+            filing.end()
+            assert feed.query is not None
+            feed.query.processAllAvailable()
+            _wait_for(listening, len(producing.sent) + filing.positions)
+        finally:
+            for chore in chores:
+                chore.ending.set()
+        listening.end()
+        write_file(recorded / "produced" / "all.parquet", producing.sent)
+        status = live.status()
+        sink.processAllAvailable()
+        sink.stop()
+        batches = len(feed.query.recentProgress)
+    outputs = Outputs(*(np.array(column, dtype=np.int64) for column in _columns(listening)))
+    changes = [
+        Change(name, at, cars, judge(outputs, at, probes if n == 0 else cars, cars), size, phases)
+        for n, (name, at, cars, size, phases) in enumerate(spans)
+    ]
+    return Demonstration(
+        outputs,
+        begun_ns,
+        changes,
+        Audit(0, 0, 0, 0, 0, 0, 0),
+        listening.alerts,
+        status.processes,
+        sum(n % 2 for n in moved),
+        batches,
+        used,
+        live.spark.version,
+    )
+
+
+def _columns(listening: Listening) -> tuple[Any, Any, Any]:
+    due, late = np.array(listening.due_ns), np.array(listening.late_ns)
+    return listening.cars, due, due + late
+
+
+def _cars_to_move(live: Live, produced: Sequence[int], filed: Sequence[int]) -> list[int]:
+    """As many of either half, all owned by the first instance."""
+    source = f"{OPERATOR}@{SITE}#1"
+    owners = live.owners(OPERATOR, [car_name(n) for n in range(CARS)])
+    halves = ([n for n in half if owners[car_name(n)] == source] for half in (produced, filed))
+    return sorted(n for half in halves for n in half[: MOVED_CARS // 2])
+
+
+Span = tuple[str, Moments, frozenset[int], int, dict[str, float]]
+
+
+def _reconfigure(live: Live, moved: list[int], seconds: float, tell: Tell) -> list[Span]:
+    settle_s = seconds / 2
+    steady_ns = monotonic_ns()
+    tell(f"steady traffic for {seconds:g} s")
+    time.sleep(seconds)
+    tell(f"moving {len(moved)} cars live, then watching for {settle_s:g} s")
+    asked_ns = monotonic_ns()
+    moving = live.move(OPERATOR, keys=map(car_name, moved), to=f"{OPERATOR}@{SITE}#2")
+    reports = moving.wait(MOVE_S_MAX)
+    moved_ns = int(moving.asked_s * 1e9 + max(r.duration_ms for r in reports) * 1e6)
+    time.sleep(settle_s)
+    before = live.owners(OPERATOR, [car_name(n) for n in range(CARS)])
+    tell(f"scaling out from 2 to 3 instances, then watching for {settle_s:g} s")
+    scale_ns = monotonic_ns()
+    live.scale(OPERATOR, {SITE: 3}).wait()
+    scaled_ns = monotonic_ns()
+    time.sleep(settle_s)
+    over_ns = monotonic_ns()
+    after = live.owners(OPERATOR, list(before))
+    changed = frozenset(car_number(car) for car in before if before[car] != after[car])
+    return [
+        (
+            f"live move of {len(moved)} cars",
+            Moments(steady_ns, asked_ns, moved_ns, scale_ns),
+            frozenset(moved),
+            sum(r.bytes_moved for r in reports),
+            _phases(reports, moving.asked_s * 1e3 - asked_ns / 1e6),
+        ),
+        ("scale-out, 2 to 3 instances", Moments(moved_ns, scale_ns, scaled_ns, over_ns), changed, 0, {}),
+    ]
+
+
+def _phases(reports: Sequence[MoveReport], asked_ms: float) -> dict[str, float]:
+    """When each was reached, after our request; the controller counts from when it was asked."""
+    return {phase: round(ms + asked_ms, 3) for report in reports for phase, ms in report.phases.items()}
+
+
+def _wait_for(listening: Listening, wanted: int) -> None:
+    """Until all are there, or none has come for long: the audit will say what is missing."""
+    seen, give_up = listening.outputs, time.monotonic() + CATCH_UP_S_MAX
+    while listening.outputs < wanted and time.monotonic() < give_up and listening.is_alive():
+        time.sleep(0.05)
+        if listening.outputs > seen:
+            seen, give_up = listening.outputs, time.monotonic() + CATCH_UP_S_MAX

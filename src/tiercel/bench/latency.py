@@ -1,0 +1,70 @@
+"""`tiercel bench latency`: how long a tuple takes, due to received, beside a bare echo over the same hops.
+
+Responsible for: which rates at which durability, repeats, medians.
+Not responsible for: the load (loader.py), the echo (echo.py).
+
+Echo and deployment take turns within each repeat, so that a busy neighbour meets both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tiercel.bench.deployed import SLOTS, loaded
+from tiercel.bench.echo import Echo, echoing
+from tiercel.bench.loader import Loader
+from tiercel.bench.report import Line, median_line
+from tiercel.runtime.place import Durability
+from tiercel.spark.session import open_session
+
+Tell = Callable[[str], None]
+
+RATES = (1_000, 10_000, 50_000)
+DISK_RATE = 10_000
+WARM_S = 1.0
+
+
+def measure(
+    rates: Sequence[int], seconds: float, repeats: int, keys: int, tell: Tell
+) -> tuple[list[Line], list[Line]]:
+    """Rows by the median, and every repeat."""
+    spark = open_session("tiercel-bench", slots=SLOTS)
+    every: list[Line] = []
+    cases: list[tuple[int, Durability]] = [(rate, "os") for rate in rates] + [(DISK_RATE, "disk")]
+    try:
+        with contextlib.ExitStack() as stack:
+            tell("starting the deployments")
+            loaders = {d: stack.enter_context(loaded(spark, keys, durability=d))[1] for d in _kinds()}
+            echo = stack.enter_context(echoing())
+            for repeat in range(1, repeats + 1):
+                for rate, durability in cases:
+                    tell(f"{rate:,}/s, {durability}, repeat {repeat} of {repeats}")
+                    line = _one(echo, loaders[durability], rate, durability, seconds)
+                    every.append({"repeat": repeat, **line})
+    finally:
+        spark.stop()
+    rows = []
+    for rate, durability in cases:
+        mine = [r for r in every if (r["rate"], r["durability"]) == (rate, durability)]
+        medians = median_line(mine) | {"faults": sum(line["faults"] for line in mine)}
+        rows.append({"rate": rate} | {k: v for k, v in medians.items() if k not in ("repeat", "rate")})
+    return rows, every
+
+
+def _kinds() -> tuple[Durability, ...]:
+    return ("os", "disk")
+
+
+def _one(echo: Echo, loader: Loader, rate: int, durability: str, seconds: float) -> Line:
+    bare: dict[str, Any] = echo.open_loop(rate, seconds, WARM_S)
+    real = loader.open_loop(rate, seconds, WARM_S)
+    percentiles = ("p50_ms", "p99_ms", "p999_ms", "max_ms")
+    return {
+        "rate": rate,
+        "durability": durability,
+        **{name: real[name] for name in percentiles},
+        **{f"echo_{name}": bare[name] for name in percentiles},
+        "faults": real["fault_count"],
+    }

