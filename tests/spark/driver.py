@@ -57,7 +57,7 @@ def main(directory: Path, rows: int) -> None:
             .start(sink, format="parquet")
         )
         while query.isActive and spark.read.schema(OUTPUT).parquet(sink).count() < rows:
-            time.sleep(0.5)
+            time.sleep(1.0)
         query.processAllAvailable()
         query.stop()
 

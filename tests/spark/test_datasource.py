@@ -20,19 +20,14 @@ from tiercel.bench.averages import INPUT, OUTPUT, SITE
 from tiercel.runtime.feeds import Feed, Stage
 from tiercel.spark.datasource import register
 from tiercel.spark.feed import FeedWriter, Staged, Target
-from tiercel.spark.session import open_session
 
 SENSORS = 5
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = open_session("test-datasource", slots=4, attempts=3)
-    session.conf.set("spark.sql.shuffle.partitions", "1")
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    register(session)
-    yield session
-    session.stop()
+def spark(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
 
 
 @pytest.fixture

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from oracle import differences, under_spark, under_tiercel
-from oracle_cases import CASES
+from oracle import Outputs, differences, under_spark, under_tiercel
+from oracle_cases import CASES, Case
 from pyspark.sql import SparkSession
 
 ROUTERS_TOO = {"value state", "event-time timers", "join", "initial state"}
 
+Oracle = Callable[[str], tuple[Case, Outputs, list[int]]]
+
+
+@pytest.fixture(scope="module")
+def oracle(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Oracle]:
+    """What Spark says to a case. It is asked for the next ones while Tiercel is at work on the first."""
+    directory = tmp_path_factory.mktemp("spark")
+    cases = {name: make() for name, make in CASES.items()}
+    wanted = [name for name in CASES if any(f"[{name}]" in item.name for item in request.session.items)]
+    with ThreadPoolExecutor(1) as background:
+        answers: dict[str, Future[tuple[Outputs, list[int]]]] = {
+            name: background.submit(under_spark, spark, cases[name], directory / name) for name in wanted
+        }
+        yield lambda name: (cases[name], *answers[name].result())
+        background.shutdown(cancel_futures=True)
+
 
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_of_each_key_are_those_of_spark(name: str, spark: SparkSession, tmp_path: Path) -> None:
-    case = CASES[name]()
-    expected, counts = under_spark(spark, case, tmp_path / "spark")
+def test_outputs_of_each_key_are_those_of_spark(
+    name: str, spark: SparkSession, oracle: Oracle, tmp_path: Path
+) -> None:
+    case, expected, counts = oracle(name)
     kills = ("op@edge#1", "cloud" if name in ROUTERS_TOO else "op@cloud#1")
-    found = under_tiercel(spark, case, tmp_path / "tiercel", counts, kills)
+    found = under_tiercel(spark, case, tmp_path, counts, kills)
     assert sum(map(len, expected.values())) == counts[-1] > 100
     assert not differences(found, expected)[:3]

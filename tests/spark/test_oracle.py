@@ -13,7 +13,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tiercel.errors import UserError
 from tiercel.spark.schema import Columns, as_struct, parse_ddl
-from tiercel.spark.session import open_session
 from tiercel.testing import Trial
 
 NOON = datetime.datetime(2026, 6, 1, 12, 0, 0, 123456, tzinfo=datetime.UTC)
@@ -90,15 +89,6 @@ class Mirror(StatefulProcessor):
 
 
 OUTPUT = "k string, what string, seen string, day date, at timestamp, absent int"
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = open_session("oracle", slots=1, attempts=1)
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    session.conf.set("spark.sql.shuffle.partitions", "1")
-    yield session
-    session.stop()
 
 
 def test_a_processor_sees_and_gives_what_it_would_under_spark(spark: SparkSession) -> None:

@@ -213,7 +213,8 @@ class Feed:
                 f"begins with frame {plan.first}: its log has lost what it had acknowledged",
                 hint="durability='disk' survives a power loss; a new checkpoint location begins a new feed",
             )
-        delay_ms = self.place.manifest().topology.streams[plan.stream].delay_ms
+        facts = self.place.manifest().topology.streams.get(plan.stream)
+        delay_ms = None if facts is None else facts.delay_ms
         seq, end = plan.first, plan.first + plan.frames - 1
         for staged in plan.files:
             path = self.staging(batch) / staged.file
