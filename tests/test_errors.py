@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+from tiercel.core.faults import InvalidRequest
 from tiercel.errors import UserError
 
 
@@ -20,3 +21,9 @@ def test_a_user_error_leaves_out_what_it_does_not_know() -> None:
 def test_a_user_error_survives_the_way_from_a_spark_task_to_the_driver() -> None:
     error = UserError("what", expected="expected", hint="hint")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_what_the_core_refused_is_said_once_to_the_person_who_asked() -> None:
+    refusal = InvalidRequest("unknown site 'mars'", "expected one of: cloud", "list them")
+    assert str(UserError.of(refusal)) == "unknown site 'mars'\nexpected: one of: cloud\nhint: list them"
+    assert str(UserError.of(InvalidRequest("nothing"))) == "nothing"
