@@ -69,6 +69,7 @@ class Controller:
         self.slots: dict[str, dict[int, Route]] = {name: {} for name in topology.operators}
         self.overrides: dict[str, dict[Key, Route]] = {name: {} for name in topology.operators}
         self._questions = 0
+        self._versions: dict[str, dict[str, tuple[int, int]]] = {}  # site -> versions of the tables it told
         self.answered: dict[str, int] = {}  # site -> the newest question whose answer is in the tables
         self.running: set[str] = set()
         self.heard: set[str] = set()
@@ -177,7 +178,7 @@ class Controller:
     def _ask_status(self, step: Step) -> None:
         self._questions += 1
         for site in self.topology.sites:
-            step.send(site, m.StatusQuery(self._questions))
+            step.send(site, m.StatusQuery(self._questions, self._versions.get(site, {})))
         step.timer("retry", step.now_ms + self.settings.retry_ms)
 
     # -- moves -------------------------------------------------------------------------------
@@ -237,6 +238,7 @@ class Controller:
             self.overrides[operator] = {k: r for k, r in overrides.items() if r.site != site} | update.keys
         for status in reply.statuses:
             self._on_status(step, status)
+        self._versions[site] = reply.versions
         self.answered[site] = max(reply.n, self.answered.get(site, 0))
         self._scale_on(step)
 

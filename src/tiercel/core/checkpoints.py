@@ -88,6 +88,7 @@ class Checkpointer:
         self._again = False
         self._followers: list[m.Message] = []
         self._dropped: list[StorageKey] = []
+        self._routes: tuple[int, TableUpdate] | None = None  # what of the table has changed, at which version
         self._stored_moves: dict[str, set[bytes]] = {}  # keys that a checkpoint holds under a move's name
 
     def arm(self, step: Step) -> None:
@@ -143,9 +144,10 @@ class Checkpointer:
                 if position[0] == OWN or site_of(arriving.source) == instance.router:
                     rests_on = max(rests_on, position[1])
         routes = instance.routes
-        changed = TableUpdate(
-            {s: r for s, r in enumerate(routes.slots) if r.epoch > 1}, dict(routes.overrides)
-        )
+        if self._routes is None or self._routes[0] != routes.version:
+            slots = {s: r for s, r in enumerate(routes.slots) if r.epoch > 1}
+            self._routes = (routes.version, TableUpdate(slots, dict(routes.overrides)))
+        changed = self._routes[1]
         cursor = Cursor(
             instance.applied, instance.incarnation, instance.time_ms, instance.watermark_ms, changed, arrivals
         )

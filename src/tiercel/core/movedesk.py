@@ -136,10 +136,13 @@ class MoveDesk(Traffic):
         )
         step.send_durable(to, status)
 
-    def on_status_query(self, step: Step, sender: str, n: int = 0) -> None:
+    def on_status_query(self, step: Step, sender: str, n: int, known: dict[str, tuple[int, int]]) -> None:
+        """Whole tables are long: only those that the asker has not seen are told again."""
         for departure in self.departures.values():
             departure.asked_by = sender
-        tables = {name: self.sequenced_here(inbox) for name, inbox in self.inboxes.items()}
+        versions = {name: (self.incarnation, inbox.table.version) for name, inbox in self.inboxes.items()}
+        unknown = [name for name, version in versions.items() if known.get(name) != version]
+        tables = {name: self.sequenced_here(self.inboxes[name]) for name in unknown}
         step.send_durable(
             sender,
             m.StatusReply(
@@ -153,6 +156,7 @@ class MoveDesk(Traffic):
                     if f.phase is not FeedPhase.DETACHED
                 ],
                 n,
+                versions,
             ),
         )
 
@@ -394,7 +398,7 @@ class MoveDesk(Traffic):
             case m.MoveRequest():
                 self.on_move_request(step, sender, message)
             case m.StatusQuery():
-                self.on_status_query(step, sender, message.n)
+                self.on_status_query(step, sender, message.n, message.known)
             case m.Prepare():
                 self.on_prepare(step, sender, message)
             case m.Prepared() if from_instance and arrival is not None:

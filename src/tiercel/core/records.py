@@ -46,7 +46,7 @@ class KeySet(msgspec.Struct, frozen=True):
         return slot in self.slots or key in self.keys
 
 
-class Route(msgspec.Struct, frozen=True):
+class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One routing entry: the owner and how often it has changed."""
 
     instance: str
@@ -158,7 +158,7 @@ class StreamEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     outputs: Sequence[Output]
 
 
-class KeyImage(msgspec.Struct, frozen=True):
+class KeyImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The state of one key as it travels or rests: encoded values, timers, and up to where it is."""
 
     key: Key

@@ -31,6 +31,7 @@ class RoutingTable:
         self.slots = slots
         self.overrides = overrides or {}
         self.count = len(slots)
+        self.version = 0  # counts the changes
 
     @classmethod
     def initial(cls, operator: Operator) -> RoutingTable:
@@ -89,11 +90,15 @@ class RoutingTable:
         whoever knows a slot's epoch knows the overrides that were made out of it before.
         """
         changed = False
+        single: dict[int, list[Key]] = {}
+        for key in self.overrides if update.slots else ():
+            single.setdefault(slot_of(key, self.count), []).append(key)
         for slot, route in update.slots.items():
             if route.epoch > self.slots[slot].epoch or (stale_too and route != self.slots[slot]):
                 self.slots[slot] = route
                 changed = True
-                for key, old in self.overrides_in(frozenset((slot,))).items():
+                for key in single.get(slot, ()):
+                    old = self.overrides[key]
                     if (old.epoch < route.epoch and key not in update.keys) or sweep_all:
                         del self.overrides[key]
         for key, route in update.keys.items() if not (sweep_all and update.slots) else ():
@@ -109,6 +114,7 @@ class RoutingTable:
             if newer or (stale_too and route != current):
                 self.overrides[key] = route
                 changed = True
+        self.version += changed
         return changed
 
     def difference(self, other: RoutingTable) -> TableUpdate:

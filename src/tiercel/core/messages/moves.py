@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tiercel.core.messages.base import Message
 from tiercel.core.messages.instances import DepartureRole
 from tiercel.core.messages.lanes import ShadowNotice
@@ -47,6 +49,8 @@ class StatusQuery(Message, frozen=True):
     """A (new) controller asks for every move a router carries, and the tables it sequences."""
 
     n: int = 0  # comes back with the answer: an answer to an older question tells older tables
+    # operator -> the version of its table that the asker has
+    known: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 
 class StatusReply(Message, frozen=True):
@@ -54,9 +58,11 @@ class StatusReply(Message, frozen=True):
 
     moves: list[MoveRequest]
     statuses: list[MoveStatus]
-    tables: dict[str, TableUpdate]
+    tables: dict[str, TableUpdate]  # those that the asker does not know
     attached: list[str]
     n: int = 0
+    # of all operators: (incarnation, changes since)
+    versions: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 
 class Prepared(Message, frozen=True):
