@@ -30,7 +30,7 @@ demo: $(STAMP)  ## the demonstration
 	@$(BIN)/tiercel demo
 
 test: check  ## check, then all tests
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 check: $(STAMP)  ## lint, format, types, architecture
 	$(BIN)/ruff check

@@ -16,6 +16,8 @@ sys.path.insert(0, HERE)
 # Spark ships functions of imported modules by name: its workers must find them too
 os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
 
+WITHOUT_SPARK = ("test_schema.py", "test_border.py", "test_options.py", "test_reasons.py")
+
 
 @pytest.fixture(scope="module")
 def spark() -> SparkSession:
@@ -27,3 +29,10 @@ def pytest_sessionfinish() -> None:
     session = SparkSession.getActiveSession()
     if session is not None:
         session.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All that needs a session runs in one process: one session, one JVM; the other process has the rest."""
+    for item in items:
+        if Path(HERE) in item.path.parents and item.path.name not in WITHOUT_SPARK:
+            item.add_marker(pytest.mark.xdist_group("spark"))

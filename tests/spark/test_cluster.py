@@ -43,7 +43,7 @@ def test_on_two_executors_what_ran_on_one_that_is_killed_comes_back() -> None:
 
 WITHOUT_JAVA = """
 import sys, tiercel
-from tiercel.bench.traffic import Traffic, declare
+from tiercel.bench.steady import Traffic, declare
 spark = tiercel.session(slots=4)
 live = tiercel.start(spark, storage=sys.argv[1])
 traffic = Traffic(*declare(live))

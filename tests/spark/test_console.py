@@ -17,13 +17,13 @@ class Observed(Watched):
     seen: dict[str, int] | None = None
 
     def _on_status_reply(self, step: Any, site: str, reply: m.StatusReply) -> None:
-        self.seen = dict(self.answers)
+        self.seen = dict(self.answered)
         super()._on_status_reply(step, site, reply)
 
 
 def test_an_answer_counts_only_when_its_tables_are_there() -> None:
     """Who waited for the count read empty tables, and a move of keys divided by zero slots."""
     controller = Observed(topology(2), Settings(), {})
-    controller.on_event(Received(SITE, m.StatusReply([], [], {}, [])), 0.0)
+    controller.on_event(Received(SITE, m.StatusReply([], [], {}, [], 1)), 0.0)
     assert controller.seen == {}
-    assert controller.answers == {SITE: 1}
+    assert controller.answered == {SITE: 1}
