@@ -1,6 +1,7 @@
 """Runs the commands whose results the documents show, keeps what they print, and puts it into README.md.
 
     python docs/measure.py core latency      run these and keep their output under docs/measured/
+    python docs/measure.py latency -- --repeats 2    the same with further options, which are kept with it
     python docs/measure.py --fill            write what is kept into README.md, draw the pictures beside it
     python docs/measure.py --check           fail if README.md shows anything else than what is kept
 
@@ -58,8 +59,9 @@ BENCHES = {  # the columns of their rows that are shown; the kept file has all o
 LINES_SHOWN = {"mutants": 1, "test": 1, "points": 1, "seeds": 1}  # the last ones; the others are shown whole
 
 
-def measure(name: str) -> None:
+def measure(name: str, further: list[str]) -> None:
     shown, command = COMMANDS[name]
+    shown, command = " ".join([shown, *further]), [*command, *further]
     begun = time.monotonic()
     environment = {**os.environ, "COLUMNS": "110", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
@@ -237,13 +239,15 @@ def main() -> None:
     readme = ROOT / "README.md"
     if "--check" in sys.argv:
         sys.exit(filled(readme.read_text(encoding="utf-8")) != readme.read_text(encoding="utf-8"))
-    names = [a for a in sys.argv[1:] if not a.startswith("--")]
+    given = sys.argv[1:]
+    further = given[given.index("--") + 1 :] if "--" in given else []
+    names = [a for a in given[: len(given) - len(further)] if not a.startswith("--")]
     unknown = [n for n in names if n not in COMMANDS]
     if unknown:
         print(f"unknown measurement {unknown[0]!r}; expected one of: {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
     for name in names:
-        measure(name)
+        measure(name, further)
     if "--fill" in sys.argv:
         draw()
         draw_results()
