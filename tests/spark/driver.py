@@ -52,7 +52,7 @@ def main(directory: Path, rows: int) -> None:
         cars.feed(files, checkpoint=str(directory / "feed"))
         chains = cars.transform_with_state(Chain(), OUTPUT, name="chain", instances={"local": 2})
         query = (
-            chains.dataframe(maxEntriesPerBatch=3)
+            chains.dataframe(maxEntriesPerBatch=2)
             .writeStream.option("checkpointLocation", str(directory / "out"))
             .start(sink, format="parquet")
         )

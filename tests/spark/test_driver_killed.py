@@ -42,11 +42,12 @@ def numbers(directory: Path) -> set[int]:
     return {int(path.name) for path in directory.glob("*") if path.name.isdecimal()}
 
 
-def mid_batch(checkpoint: Path, after: int) -> Callable[[], bool]:
-    """A batch above this number has begun, and has not ended."""
+def mid_batch(checkpoint: Path, nth: int) -> Callable[[], bool]:
+    """The n-th batch that nobody had begun before has begun, or one behind it, and has not ended."""
+    wanted = max(numbers(checkpoint / "offsets"), default=-1) + nth
 
     def found() -> bool:
-        return any(n > after for n in numbers(checkpoint / "offsets") - numbers(checkpoint / "commits"))
+        return any(n >= wanted for n in numbers(checkpoint / "offsets") - numbers(checkpoint / "commits"))
 
     return found
 
@@ -65,7 +66,11 @@ def run(directory: Path, moment: Callable[[], bool]) -> subprocess.Popen[bytes]:
     """
     for _ in range(STARTS_MAX):
         process = start(directory)
-        until(lambda process=process: moment() or process.poll() is not None, lambda: "no moment")
+        try:
+            until(lambda process=process: moment() or process.poll() is not None, lambda: "no moment")
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         if process.poll() in (None, 0):
             return process
     raise AssertionError((directory / "driver.log").read_text(encoding="utf-8")[-3000:])
@@ -73,13 +78,11 @@ def run(directory: Path, moment: Callable[[], bool]) -> subprocess.Popen[bytes]:
 
 def test_the_sink_holds_each_row_once_and_in_order(spark: SparkSession, tmp_path: Path) -> None:
     expected = write_files(tmp_path / "files")
-    feed, out = tmp_path / "feed", tmp_path / "out"
-    for moment in (mid_batch(feed, 1), mid_batch(out, 1)):
-        process = run(tmp_path, moment)
-        assert process.poll() is None
+    for checkpoint, nth in (("feed", 2), ("out", 1), ("out", 2)):
+        process = run(tmp_path, mid_batch(tmp_path / checkpoint, nth))
+        assert process.poll() is None, "there was work left"
         os.killpg(process.pid, signal.SIGKILL)  # the driver and its JVM
         process.wait()
-        assert len(numbers(feed / "commits")) < FILES, "there was work left"
     process = run(tmp_path, lambda: False)
     assert process.returncode == 0
     found = spark.read.schema(driver.OUTPUT).parquet(str(tmp_path / "sink")).collect()
