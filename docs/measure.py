@@ -174,7 +174,7 @@ def draw_results() -> None:
     for offset, (column, label, colour) in enumerate(
         (
             ("tiercel_events_per_s", "Tiercel", "#0b6e4f"),
-            ("spark_events_per_s", "Spark transformWithState, at its best", "#c9720a"),
+            ("spark_events_per_s", "Spark transformWithState, its best batch size", "#c9720a"),
         )
     ):
         places = [i + 0.38 * offset for i in range(len(names))]
@@ -199,7 +199,7 @@ def draw_results() -> None:
     right.set_yscale("log")
     right.set_xticks([i + 0.19 for i in range(len(strategies))], strategies)
     right.set_ylabel("ms, log scale")
-    right.set_title("Stoppage of probe keys when 1,000 keys change instances", fontsize=10)
+    right.set_title("Stoppage of probe keys while all keys of an instance move", fontsize=10)
     right.legend(frameon=False, fontsize=8)
     right.margins(y=0.25)
     figure.tight_layout()
