@@ -44,5 +44,5 @@ def test_what_was_no_list_of_outputs_is_refused_by_name_when_it_is_looked_at() -
 
 
 def test_what_has_no_encoding_is_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match="object has no MessagePack"):
+    with pytest.raises(TypeError, match="object has no MessagePack"):
         encoder.encode(object())

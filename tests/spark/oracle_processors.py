@@ -10,6 +10,7 @@ batch: rows carry a number, and processors sort by it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -57,8 +58,8 @@ class Told(StatefulProcessor):
         for row in sorted(rows, key=lambda row: row.seq):
             yield Row(k=key[0], seq=row.seq, told=f"{row.op}: {told(self.carry_out(row))}")
 
-    def carry_out(self, row: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def carry_out(self, row: Any) -> Any: ...
 
     def close(self) -> None:
         pass

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ def write_file(path: Path, positions: Sequence[Position]) -> None:
     hidden.rename(path)
 
 
-class Chore(threading.Thread):
+class Chore(threading.Thread, ABC):
     """A thread that is asked to end, and whose failure is not silent."""
 
     def __init__(self, name: str) -> None:
@@ -78,8 +79,9 @@ class Chore(threading.Thread):
         except BaseException as failure:
             self.failure = failure
 
+    @abstractmethod
     def work(self) -> None:
-        raise NotImplementedError
+        """What the thread does until `ending` is set."""
 
     def end(self) -> None:
         """Ends it, waits, and passes its failure on."""

@@ -82,7 +82,7 @@ def _as_it_came(value: Any) -> msgspec.Raw:
     if type(value) is Packed:
         return value.raw
     reason = f"{type(value).__name__} has no MessagePack: {value!r}"
-    raise NotImplementedError(reason)
+    raise TypeError(reason)
 
 
 encoder = msgspec.msgpack.Encoder(enc_hook=_as_it_came)
