@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import uvloop
 
-from tiercel.control.controller import Controller, MoveState, Scale, TrackedMove
+from tiercel.control.controller import Controller, Scale, TrackedMove
 from tiercel.control.plans import Plan
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect
@@ -184,6 +184,3 @@ class Console:
             return (dict(controller.slots[operator]), dict(controller.overrides[operator])), ()
 
         return self._ask(read)
-
-
-ENDED = (MoveState.DONE.value, MoveState.UNDONE.value)

@@ -124,17 +124,12 @@ class RowSubscriber:
         """What has come; an empty list if nothing has by then."""
         rows: list[Received] = []
         for entry in self.client.poll(timeout_s):
-            self._add(rows, entry)
+            rows += self._rows(entry)
         return rows
-
-    def _add(self, rows: list[Received], entry: StreamEntry) -> None:
-        make, unpack, operator, offset = self._make, self.columns.unpack, self._operator, entry.offset
-        rows += [Received(make(unpack(output.row[2])), offset, output, operator) for output in entry.outputs]
 
     def _rows(self, entry: StreamEntry) -> list[Received]:
-        rows: list[Received] = []
-        self._add(rows, entry)
-        return rows
+        make, unpack, operator, offset = self._make, self.columns.unpack, self._operator, entry.offset
+        return [Received(make(unpack(output.row[2])), offset, output, operator) for output in entry.outputs]
 
     def __iter__(self) -> Iterator[Received]:
         for entry in self.client:

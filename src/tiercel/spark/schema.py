@@ -141,10 +141,6 @@ class Columns:
         """The key columns of a key as user code sees them."""
         return self._key_values(_decode(key))
 
-    def time_of(self, values: Sequence[Any]) -> int:
-        """The event time in ms; 0 for a stream that has none."""
-        return self.time_of_payload(self.payload(values))
-
     # -- many rows ---------------------------------------------------------------------------
 
     def pack_all(self, rows: Iterable[Any]) -> tuple[list[CoreRow], list[tuple[Any, BadRow]]]:

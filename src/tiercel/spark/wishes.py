@@ -23,7 +23,7 @@ from tiercel.spark.graph import Graph, key_packer
 from tiercel.spark.hosting import Hosting, hosted
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns
-from tiercel.spark.slots import SPARE_SLOTS, check_slots
+from tiercel.spark.slots import check_slots
 
 
 class Wishes:
@@ -143,7 +143,7 @@ class Wishes:
         self._check_operator(operator)
         wanted = self._graph.instances(operator, instances)
         new = [i for i in wanted if i not in self._hosting.names]
-        check_slots(self._spark, len(new), running=hosted(self._spark), spare=min(SPARE_SLOTS, 1))
+        check_slots(self._spark, len(new), running=hosted(self._spark), spare=1)
         self._console.scale(Scale(operator, wanted, strategy))
         return Scaling(self._console, operator)
 
