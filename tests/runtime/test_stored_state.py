@@ -33,15 +33,20 @@ def image(key: bytes, count: int, epoch: int = 1, at: int = 1) -> KeyImage:
     return KeyImage(key, epoch, at, {"count": ("value", (count,))})
 
 
-def own(*images: KeyImage) -> dict[StorageKey, object]:
-    return {("state", slot_of(i.key, SLOTS), i.key): i for i in images}
+def own(*images: KeyImage, generation: int = 1) -> dict[StorageKey, object]:
+    """A whole checkpoint with these keys."""
+    return versions(*images, generation=generation) | {("cursor",): Cursor(generation, 5, 1, 0, 0, [])}
+
+
+def versions(*images: KeyImage, generation: int) -> dict[StorageKey, object]:
+    return {("state", slot_of(i.key, SLOTS), i.key, generation): i for i in images}
 
 
 def arrival(move: str, *, adopted: bool) -> Cursor:
     adopt = Adopt(move, KeySet(), A, "live", NOWHERE, 0, 0, 0) if adopted else None
     position = (OWN if adopted else SHADOW, 5)
     arriving = ArrivalImage(move, KeySet(), A, "live", NOWHERE, position, adopt, 5, 0, 0, {}, {}, [], [])
-    return Cursor(5, 1, 0, 0, NOWHERE, [arriving])
+    return Cursor(1, 5, 1, 0, 0, [arriving])
 
 
 def write(place: Place, instance: str, puts: dict[StorageKey, object]) -> Store:
@@ -64,7 +69,7 @@ def test_the_keys_of_all_instances_are_read_while_these_run(place: Place) -> Non
     found = list(stored_keys(place, "count"))
     assert counts(found) == {key: n for n, key in enumerate(KEYS)}
     assert [s.slot for s in found] == sorted(slot_of(key, SLOTS) for key in KEYS)
-    running[0].add(Write(2, own(image(b"a", 7)), []))
+    running[0].add(Write(2, own(image(b"a", 7), generation=2), []))
     running[0].commit()
     assert counts(list(stored_keys(place, "count", b"a"))) == {b"a": 7}
     for store in running:
@@ -79,7 +84,7 @@ def test_of_two_copies_the_newer_epoch_counts_then_the_later_offset(place: Place
 
 def test_a_key_on_the_move_counts_where_it_was_adopted_and_not_where_it_is_a_shadow(place: Place) -> None:
     write(place, A, own(image(b"a", 1, epoch=1, at=3), image(b"b", 2, epoch=1, at=3))).close()
-    moving: dict[StorageKey, object] = {("move", "mv", b"a"): image(b"a", 5, epoch=2, at=5)}
+    moving: dict[StorageKey, object] = {("move", "mv", b"a", 1): image(b"a", 5, epoch=2, at=5)}
     write(place, B, moving | {("cursor",): arrival("mv", adopted=False)}).close()
     assert counts(list(stored_keys(place, "count"))) == {b"a": 1, b"b": 2}
     store = Store(place.process(B), "os")

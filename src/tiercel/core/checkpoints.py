@@ -1,15 +1,23 @@
-"""Checkpoints of an instance: dirty keys and positions, in one atomic write, off the critical path.
+"""Checkpoints of an instance: dirty keys and positions as of one entry, off the critical path.
 
 Responsible for: what a checkpoint holds, that it rests on durable entries only, what follows from it.
 Not responsible for: the bytes (state/), the instance's processing.
 
-Layout: ("state", slot, key) own keys; ("move", move, key) keys that are arriving, under the move's
-name until it is done; ("cursor",) positions. A key set that is not complete is not in a checkpoint:
-after a crash its arrival begins anew.
+A checkpoint is taken at once and written a few keys at a time, while the keys go on changing
+(snapshots.py): no key waits for the others to be written. It counts from the moment its cursor is there:
+
+    (state, slot, key, 7)   (state, slot, key, 7)   ...   cursor 7    then versions before 7 are swept
+
+Layout: ("state", slot, key, generation) own keys; ("move", move, key, generation) keys that are
+arriving, under the move's name until it is done; ("routes",) what has changed of the routing table;
+("cursor",) positions. Of a key, the newest version that is not newer than the cursor counts. A key set
+that is not complete is not in a checkpoint: after a crash its arrival begins anew.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,8 +26,10 @@ from tiercel.core import messages as m
 from tiercel.core.destination import DestinationMove, Marks
 from tiercel.core.destination import Phase as DestinationPhase
 from tiercel.core.effects import StorageKey
-from tiercel.core.records import OWN, Adopt, KeySet, Output, Position, TableUpdate
+from tiercel.core.keyed import KeyState
+from tiercel.core.records import OWN, Adopt, Key, KeyImage, KeySet, Output, Position, TableUpdate
 from tiercel.core.routing import slot_of
+from tiercel.core.snapshots import Look, Snapshot
 from tiercel.core.step import Step
 from tiercel.core.topology import site_of
 
@@ -47,37 +57,44 @@ class ArrivalImage(msgspec.Struct, frozen=True):
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Where a checkpoint stands."""
+    """Where a checkpoint stands, and that it is whole."""
 
+    generation: int
     applied: int
     incarnation: int
     time_ms: int
     watermark_ms: int
-    routes: TableUpdate
     arrivals: list[ArrivalImage]
 
 
-class _Taken:
-    """A checkpoint that was taken and waits to be stored, or is being stored."""
+KEYED = 4  # elements of a place that holds a key: table, slot or move, key, generation
+SLICES_MAX = 256  # a large checkpoint takes larger slices, so that it ends before the next one is due
 
-    def __init__(
-        self,
-        puts: dict[StorageKey, Any],
-        deletes: list[StorageKey],
-        cursor: Cursor,
-        rests_on: int,
-        flush: int,
-    ) -> None:
-        self.puts, self.deletes, self.cursor = puts, deletes, cursor
+
+class _Taken:
+    """A checkpoint that was taken and is being written."""
+
+    def __init__(self, cursor: Cursor, rests_on: int, flush: int) -> None:
+        self.cursor = cursor
         self.rests_on = rests_on  # the log must be durable up to here
         self.flush = flush  # and the outputs of what it covers must be admitted
+        self.deletes: list[StorageKey] = []  # with the cursor: keys that are gone
+        self.routes: TableUpdate | None = None  # if they have changed
+        self.snapshots: list[Snapshot] = []
+        self.seen: deque[tuple[StorageKey, KeyImage]] = deque()  # looked at, not yet written
+        self.of_moves: list[tuple[str, dict[Key, int]]] = []  # what it knows of keys under a move's name
+        self.superseded: list[StorageKey] = []  # versions that nobody reads once the cursor is there
         self.followers: list[m.Message] = []
         self.halting = ""
         self.seq = 0
 
+    @property
+    def complete(self) -> bool:
+        return not self.seen and not any(snapshot.pending for snapshot in self.snapshots)
+
 
 class Checkpointer:
-    """Takes and stores the checkpoints of one instance, one at a time."""
+    """Takes and writes the checkpoints of one instance, one at a time."""
 
     def __init__(self, instance: Processing) -> None:
         self.instance = instance
@@ -85,11 +102,14 @@ class Checkpointer:
 
     def forget(self) -> None:
         self.taken: _Taken | None = None
+        self.generation = 0
         self._again = False
         self._followers: list[m.Message] = []
-        self._dropped: list[StorageKey] = []
-        self._routes: tuple[int, TableUpdate] | None = None  # what of the table has changed, at which version
-        self._stored_moves: dict[str, set[bytes]] = {}  # keys that a checkpoint holds under a move's name
+        self._dropped: list[StorageKey] = []  # go with the next cursor: until then they may count
+        self._swept: deque[StorageKey] = deque()  # count no more
+        self._routes_version = -1  # of the table that is stored
+        self._stored: dict[Key, int] = {}  # the generation of each own key that is stored
+        self._stored_moves: dict[str, dict[Key, int]] = {}  # of the keys stored under a move's name
 
     def arm(self, step: Step) -> None:
         step.timer("checkpoint", step.now_ms + self.instance.settings.checkpoint_ms)
@@ -112,85 +132,135 @@ class Checkpointer:
         self._followers.append(message)
 
     def drop_move(self, arriving: DestinationMove) -> None:
-        stored = self._stored_moves.pop(arriving.move, set())
-        self._dropped += [("move", arriving.move, key) for key in stored]
+        stored = self._stored_moves.pop(arriving.move, {})
+        self._dropped += [("move", arriving.move, key, generation) for key, generation in stored.items()]
 
     def discard(self, items: dict[StorageKey, Any]) -> None:
-        """Nothing of what is stored counts any more."""
+        """Nothing of what is stored counts any more; no version of ours may have the name of one of these."""
         self._dropped += list(items)
+        versions = [int(place[-1]) for place in items if len(place) == KEYED]
+        self.generation = max([self.generation, *versions])
 
     merge_move = drop_move  # its keys are dirty own keys now; what was under the move's name goes
 
+    # -- taking one ----------------------------------------------------------------------------
+
     def _take(self, step: Step) -> None:
         instance = self.instance
-        puts: dict[StorageKey, Any] = {}
-        deletes = self._dropped
-        self._dropped = []
-        retained = {k: s for lv in instance.leaving.values() for k, s in lv.retained.items()}
-        for key in instance.space.dirty:
-            state = instance.space.keys.get(key) or retained.get(key)
-            place = ("state", slot_of(key, instance.operator.slots), key)
-            if state is None or state.empty:
-                deletes.append(place)
-            else:
-                puts[place] = state.image(key, instance.applied, instance.time_ms, instance.watermark_ms)
-        instance.space.dirty.clear()
+        self.generation += 1
         arrivals = []
         rests_on = instance.applied
         for arriving in instance.arriving.values():
             position = arriving.checkpoint_position()
             if position is not None:
-                arrivals.append(self._arrival(arriving, position, puts, deletes))
+                arrivals.append((arriving, position))
                 if position[0] == OWN or site_of(arriving.source) == instance.router:
                     rests_on = max(rests_on, position[1])
-        routes = instance.routes
-        if self._routes is None or self._routes[0] != routes.version:
-            slots = {s: r for s, r in enumerate(routes.slots) if r.epoch > 1}
-            self._routes = (routes.version, TableUpdate(slots, dict(routes.overrides)))
-        changed = self._routes[1]
         cursor = Cursor(
-            instance.applied, instance.incarnation, instance.time_ms, instance.watermark_ms, changed, arrivals
+            self.generation,
+            instance.applied,
+            instance.incarnation,
+            instance.time_ms,
+            instance.watermark_ms,
+            [_arrival_image(arriving, position) for arriving, position in arrivals],
         )
-        puts["cursor",] = cursor
-        self.taken = _Taken(puts, deletes, cursor, rests_on, instance.flushes)
-        self.taken.followers, self._followers = self._followers, []
-        self.taken.halting = instance.halting
-        self.try_store(step)
+        taken = self.taken = _Taken(cursor, rests_on, instance.flushes)
+        taken.deletes, self._dropped = self._dropped, []
+        taken.followers, self._followers = self._followers, []
+        taken.halting = instance.halting
+        routes = instance.routes
+        if self._routes_version != routes.version:
+            self._routes_version = routes.version
+            slots = {s: r for s, r in enumerate(routes.slots) if r.epoch > 1}
+            taken.routes = TableUpdate(slots, dict(routes.overrides))
+        self._take_own(taken)
+        for arriving, position in arrivals:
+            self._take_arriving(taken, arriving, position)
+        self.write_some(step)
 
-    def _arrival(
-        self,
-        arriving: DestinationMove,
-        position: Position,
-        puts: dict[StorageKey, Any],
-        deletes: list[StorageKey],
-    ) -> ArrivalImage:
-        stored = self._stored_moves.setdefault(arriving.move, set())
-        first = not stored
-        for key in set(arriving.space.keys) if first else arriving.space.dirty:
+    def _take_own(self, taken: _Taken) -> None:
+        instance = self.instance
+        slots, stored = instance.operator.slots, self._stored
+        retained = {k: s for leaving in instance.leaving.values() for k, s in leaving.retained.items()}
+        pending: dict[Key, KeyState] = {}
+        for key in instance.space.dirty:
+            state = instance.space.keys.get(key) or retained.get(key)
+            if state is not None and not state.empty:
+                pending[key] = state
+            elif key in stored:
+                taken.deletes.append(("state", slot_of(key, slots), key, stored.pop(key)))
+        instance.space.dirty.clear()
+        look = self._look(taken, taken.cursor.applied, stored, lambda key, slot: ("state", slot, key))
+        self._watch(taken, instance.space.watch, pending, look)
+
+    def _take_arriving(self, taken: _Taken, arriving: DestinationMove, position: Position) -> None:
+        move = arriving.move
+        first = move not in self._stored_moves
+        stored = self._stored_moves.setdefault(move, {})
+        taken.of_moves.append((move, stored))
+        pending: dict[Key, KeyState] = {}
+        for key in arriving.space.keys if first else arriving.space.dirty:
             state = arriving.space.keys.get(key)
-            place = ("move", arriving.move, key)
-            if state is None or state.empty:
-                deletes.append(place)
-            else:
-                puts[place] = state.image(key, position[1], self.instance.time_ms, self.instance.watermark_ms)
-                stored.add(key)
+            if state is not None and not state.empty:
+                pending[key] = state
+            elif key in stored:
+                taken.deletes.append(("move", move, key, stored.pop(key)))
         arriving.space.dirty.clear()
-        return ArrivalImage(
-            arriving.move,
-            arriving.keys,
-            arriving.source,
-            arriving.strategy,
-            arriving.epochs,
-            position,
-            arriving.adopt,
-            arriving.adopted_at,
-            arriving.marks.shadow_ms,
-            arriving.marks.own_ms,
-            dict(arriving.floor_wm),
-            dict(arriving.at),
-            list(arriving.kept),
-            list(arriving.kept_dead),
-        )
+        look = self._look(taken, position[1], stored, lambda key, _: ("move", move, key))
+        self._watch(taken, arriving.space.watch, pending, look)
+
+    def _watch(
+        self,
+        taken: _Taken,
+        watch: Callable[[Snapshot], None],
+        pending: dict[Key, KeyState],
+        look: Look,
+    ) -> None:
+        if pending:
+            snapshot = Snapshot(pending, look)
+            taken.snapshots.append(snapshot)
+            if self.instance.settings.mutant != "checkpoint-of-changed-keys":
+                watch(snapshot)
+
+    def _look(
+        self, taken: _Taken, at: int, stored: dict[Key, int], place: Callable[[Key, int], StorageKey]
+    ) -> Look:
+        """How a key's state as of this checkpoint becomes a stored version."""
+        generation, time_ms = taken.cursor.generation, taken.cursor.time_ms
+        watermark_ms = taken.cursor.watermark_ms
+
+        def look(key: Key, state: KeyState) -> None:
+            where = place(key, state.slot)
+            taken.seen.append(((*where, generation), state.image(key, at, time_ms, watermark_ms)))
+            before = stored.get(key)
+            if before is not None:
+                taken.superseded.append((*where, before))
+            stored[key] = generation
+
+        return look
+
+    # -- writing it ----------------------------------------------------------------------------
+
+    def write_some(self, step: Step) -> None:
+        """The next few keys of the checkpoint, or of what it has made superfluous; then others' turn."""
+        taken, settings = self.taken, self.instance.settings
+        if self._swept:
+            for _ in range(min(len(self._swept), 4 * settings.slice_keys)):
+                step.delete(self._swept.popleft())
+        elif taken is not None and not taken.complete:
+            count = max(settings.slice_keys, sum(len(s.pending) for s in taken.snapshots) // SLICES_MAX)
+            left, size = count - len(taken.seen), 0
+            for snapshot in taken.snapshots:
+                if left > 0:
+                    left -= snapshot.look_at(left)
+            while taken.seen and count and size < settings.chunk_bytes_max:
+                place, image = taken.seen.popleft()
+                step.put(place, image)
+                count -= 1
+                size += image.size_bytes
+        self.try_store(step)
+        if self._swept or (taken is not None and not taken.complete):
+            step.timer("slice", step.now_ms + settings.capture_pause_ms)
 
     def try_store(self, step: Step) -> None:
         """A checkpoint rests on durable entries and admitted outputs only.
@@ -198,15 +268,16 @@ class Checkpointer:
         Else it would know what the log has forgotten, or never make again an output that was lost.
         """
         taken, instance = self.taken, self.instance
-        if taken is None or taken.seq:
-            return
+        if taken is None or taken.seq or not taken.complete or self._swept:
+            return  # what was to be swept must not outlive a newer version that this one deletes
         early = taken.rests_on > instance.durable or taken.flush > instance.confirmed
         if early and instance.settings.mutant != "checkpoint-ahead-of-log":
             return
-        for key, value in taken.puts.items():
-            step.put(key, value)
         for key in taken.deletes:
             step.delete(key)
+        step.put(("cursor",), taken.cursor)
+        if taken.routes is not None:
+            step.put(("routes",), taken.routes)
         taken.seq = instance.journal.written + 1
 
     def stored(self, step: Step, seq: int) -> None:
@@ -215,6 +286,7 @@ class Checkpointer:
             return
         self.taken = None
         instance, cursor = self.instance, taken.cursor
+        self._sweep(step, taken)
         moves = {a.move: a.position for a in cursor.arrivals}
         if instance.settings.mutant == "positions-flattened":
             moves = {move: (OWN, cursor.applied) for move in moves}
@@ -231,6 +303,52 @@ class Checkpointer:
             self._again = False
             self._take(step)
 
+    # -- after a crash -------------------------------------------------------------------------
+
+    def load(self, items: dict[StorageKey, Any], generation: int) -> None:
+        """The newest version of each key that the cursor covers; all others go with the next cursor."""
+        instance = self.instance
+        self.generation = generation
+        newest: dict[StorageKey, int] = {}
+        for place in items:
+            if len(place) == KEYED:
+                version = int(place[-1])
+                self.generation = max(self.generation, version)
+                if newest.get(place[:-1], -1) < version <= (
+                    generation if instance.settings.mutant != "unfinished-checkpoint-counts" else version
+                ):
+                    newest[place[:-1]] = version
+        for place, value in items.items():
+            if len(place) != KEYED:
+                continue
+            if newest.get(place[:-1]) != place[-1]:
+                self._dropped.append(place)
+                continue
+            match place:
+                case ("state", _, bytes(key), int(version)):
+                    instance.space.install(value, value.epoch)
+                    self._stored[key] = version
+                case ("move", str(move), bytes(key), int(version)):
+                    arriving = instance.arriving.get(move)
+                    if arriving is None:
+                        self._dropped.append(place)
+                        continue
+                    arriving.space.install(value, arriving.epoch_of(key))
+                    self._stored_moves.setdefault(move, {})[key] = version
+                case _:
+                    pass
+
+    # -- what follows --------------------------------------------------------------------------
+
+    def _sweep(self, step: Step, taken: _Taken) -> None:
+        """The cursor is there: older versions go, and what was written for moves that ended meanwhile."""
+        self._swept += taken.superseded
+        for move, stored in taken.of_moves:
+            if self._stored_moves.get(move) is not stored:
+                self._dropped += [("move", move, key, generation) for key, generation in stored.items()]
+        if self._swept:
+            step.timer("slice", step.now_ms + self.instance.settings.capture_pause_ms)
+
     def _covered(self, step: Step, arriving: DestinationMove, position: Position) -> None:
         instance = self.instance
         if (
@@ -240,38 +358,47 @@ class Checkpointer:
         ):
             if arriving.phase is DestinationPhase.IN_STEP:
                 arriving.phase = DestinationPhase.VOTED
-            instance.tell(step, m.Ready(arriving.move, instance.life, arriving.digests or {}))
+            arriving.say_ready(step)
         if arriving.may_settle(position):
             instance.tell(step, m.Settled(arriving.move))
+
+
+def _arrival_image(arriving: DestinationMove, position: Position) -> ArrivalImage:
+    return ArrivalImage(
+        arriving.move,
+        arriving.keys,
+        arriving.source,
+        arriving.strategy,
+        arriving.epochs,
+        position,
+        arriving.adopt,
+        arriving.adopted_at,
+        arriving.marks.shadow_ms,
+        arriving.marks.own_ms,
+        dict(arriving.floor_wm),
+        dict(arriving.at),
+        list(arriving.kept),
+        list(arriving.kept_dead),
+    )
 
 
 def load(instance: Processing, items: dict[StorageKey, Any], start: int, watermark_ms: int) -> None:
     """Fill a fresh instance from its last checkpoint; without one it begins at `start`."""
     cursor: Cursor | None = items.get(("cursor",))
+    checkpointer = instance.checkpointer
     if cursor is None:
         instance.applied = start
         instance.watermark_ms = watermark_ms
+        checkpointer.discard(items)  # of a first checkpoint that was never finished
         return
     instance.applied = cursor.applied
     instance.incarnation = cursor.incarnation
     instance.time_ms, instance.watermark_ms = cursor.time_ms, cursor.watermark_ms
     instance.durable = cursor.applied
-    instance.routes.take(cursor.routes)
+    instance.routes.take(items.get(("routes",), TableUpdate({}, {})))
     for image in cursor.arrivals:
         instance.arriving[image.move] = _load_arrival(instance, image)
-    for place, value in items.items():
-        match place:
-            case ("state", _, _):
-                instance.space.install(value, value.epoch)
-            case ("move", move, key):
-                arriving = instance.arriving.get(move)
-                if arriving is None:
-                    instance.checkpointer._dropped.append(place)
-                    continue
-                arriving.space.install(value, arriving.epoch_of(key))
-                instance.checkpointer._stored_moves.setdefault(move, set()).add(key)
-            case _:
-                pass
+    checkpointer.load(items, cursor.generation)
     instance.space.dirty.clear()
     for arriving in instance.arriving.values():
         arriving.space.dirty.clear()

@@ -36,6 +36,7 @@ from tiercel.core.records import (
     Watermark,
 )
 from tiercel.core.routing import slot_of
+from tiercel.core.snapshots import Digests
 from tiercel.core.step import Step
 from tiercel.core.strategies import STRATEGIES
 
@@ -105,7 +106,8 @@ class DestinationMove:
         self._chunk_seen = -1
         self.chunks: int | None = None
         self.touched: set[Key] = set()
-        self.digests: dict[Key, int] | None = None
+        self.digests: Digests | None = None  # as of Compare
+        self.covered = False  # a checkpoint holds every key as of Compare, or later
         self.vote_position: Position | None = None
         self.settled_told = False
 
@@ -200,9 +202,9 @@ class DestinationMove:
     def _process(self, step: Step, item: Item) -> None:
         position, time_ms, rows, control = item
         if isinstance(control, Compare):
-            space = self.space
-            self.digests = {k: space.keys[k].digest() if k in space.keys else 0 for k in sorted(self.touched)}
+            self.digests = Digests(self.space, self.touched)
             self.vote_position = position
+            self.instance.digest_some(step, self.move)
             self.instance.checkpoint_soon(step)
             return
         if isinstance(control, Adopt):
@@ -223,6 +225,13 @@ class DestinationMove:
                 self._call(key, of_key, position, time_ms, self.marks)
             else:
                 self.held.setdefault(key, []).append((position, time_ms, of_key, None))
+
+    def say_ready(self, step: Step) -> None:
+        """The vote: a checkpoint has every key, and this is what they are."""
+        self.covered = True
+        if self.digests is not None and self.digests.complete:
+            instance = self.instance
+            instance.tell(step, m.Ready(self.move, instance.life, self.digests.found))
 
     # -- calls -------------------------------------------------------------------------------
 
@@ -252,6 +261,7 @@ class DestinationMove:
             return  # its image already has this
         self.touched.add(key)
         instance = self.instance
+        self.space.about_to_change([key])
         state = self.space.state(key)
         time_ms, watermark_ms = self._times(key, position, time_ms, marks)
         out: list[Output] = []
@@ -273,6 +283,7 @@ class DestinationMove:
             return
         self.touched.add(key)
         instance = self.instance
+        self.space.about_to_change([key])
         time_ms, watermark_ms = self._times(key, position, time_ms, marks)
         if isinstance(control, Watermark):
             watermark_ms = max(watermark_ms, due)

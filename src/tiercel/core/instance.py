@@ -171,6 +171,10 @@ class Instance(Processing):
         kind, _, move = timer.partition("|")
         if kind == "checkpoint":
             self.checkpointer.due(step)
+        elif kind == "slice":
+            self.checkpointer.write_some(step)
+        elif kind == "digests":
+            self.digest_some(step, move)
         elif kind == "capture" and move in self.leaving:
             self.leaving[move].capture_some(step)
         elif kind == "fetch" and move in self.arriving:

@@ -40,13 +40,14 @@ def kept_as_given(name: str, schema: Any) -> Codec:
 class KeyState:
     """The state of one key. `values` holds tuples (value), lists of tuples (list), dicts (map)."""
 
-    __slots__ = ("epoch", "timers", "user_key", "values")
+    __slots__ = ("epoch", "slot", "timers", "user_key", "values")
 
-    def __init__(self, epoch: int, user_key: Any) -> None:
+    def __init__(self, epoch: int, user_key: Any, slot: int = 0) -> None:
         self.values: dict[str, Any] = {}
         self.timers: set[int] = set()
         self.epoch = epoch
         self.user_key = user_key
+        self.slot = slot
 
     @property
     def empty(self) -> bool:

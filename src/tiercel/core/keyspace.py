@@ -14,6 +14,7 @@ from itertools import chain, islice
 from tiercel.core.keyed import KeyState
 from tiercel.core.records import Key, KeyImage
 from tiercel.core.routing import slot_of
+from tiercel.core.snapshots import Snapshot
 
 
 class KeySpace:
@@ -34,14 +35,27 @@ class KeySpace:
         self._user_key = user_key
         self._deleted = deleted  # state variables that keys lose when they come
         self._heap: list[tuple[int, Key]] = []
+        self.snapshots: list[Snapshot] = []  # told before a key of theirs changes
 
     def state(self, key: Key) -> KeyState:
         """The state of a key; made on first sight."""
         state = self.keys.get(key)
         if state is None:
-            state = self.keys[key] = KeyState(self._epoch_of(key), self._user_key(key))
-            self.by_slot.setdefault(slot_of(key, self.slots), set()).add(key)
+            slot = slot_of(key, self.slots)
+            state = self.keys[key] = KeyState(self._epoch_of(key), self._user_key(key), slot)
+            self.by_slot.setdefault(slot, set()).add(key)
         return state
+
+    def about_to_change(self, keys: Iterable[Key]) -> None:
+        """Before user code gets these keys: who still wants their state as it is now, takes it."""
+        for snapshot in self.snapshots:
+            if snapshot.pending:
+                for key in keys:
+                    snapshot.before_change(key)
+
+    def watch(self, snapshot: Snapshot) -> None:
+        self.snapshots = [s for s in self.snapshots if s.pending]
+        self.snapshots.append(snapshot)
 
     def touched(self, key: Key, state: KeyState, new_timers: list[int]) -> None:
         """After a call: remember that it changed; a key without state is no key."""
@@ -54,13 +68,17 @@ class KeySpace:
             self.discard(key)
 
     def discard(self, key: Key) -> None:
-        if self.keys.pop(key, None) is not None:
-            slot = slot_of(key, self.slots)
-            members = self.by_slot[slot]
+        self._remove(key)
+        self.dirty.add(key)
+
+    def _remove(self, key: Key) -> KeyState | None:
+        state = self.keys.pop(key, None)
+        if state is not None:
+            members = self.by_slot[state.slot]
             members.discard(key)
             if not members:
-                del self.by_slot[slot]
-        self.dirty.add(key)
+                del self.by_slot[state.slot]
+        return state
 
     def install(self, image: KeyImage, epoch: int) -> None:
         """State that came from elsewhere replaces whatever was here."""
@@ -80,23 +98,17 @@ class KeySpace:
         for key, state in other.keys.items():
             self.discard(key)
             self.keys[key] = state
-            self.by_slot.setdefault(slot_of(key, self.slots), set()).add(key)
+            self.by_slot.setdefault(state.slot, set()).add(key)
             for expiry in state.timers:
                 heapq.heappush(self._heap, (expiry, key))
         self.dirty.update(other.keys)
         self.dirty.update(other.dirty)
+        self.snapshots += other.snapshots
 
     def detach(self, keys: Iterable[Key]) -> dict[Key, KeyState]:
         """Take these keys out of processing without forgetting them: no timer of theirs fires here."""
-        taken: dict[Key, KeyState] = {}
-        dirty = set(self.dirty)
-        for key in keys:
-            state = self.keys.get(key)
-            if state is not None:
-                taken[key] = state
-                self.discard(key)
-        self.dirty = dirty
-        return taken
+        taken = ((key, self._remove(key)) for key in keys)
+        return {key: state for key, state in taken if state is not None}
 
     def due(self, until_ms: int) -> list[Key]:
         """Keys with a timer up to `until_ms`, in order of their first due timer."""

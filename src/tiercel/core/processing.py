@@ -119,6 +119,8 @@ class Processing:
         space, call, out = self.space, self.engine.call, self._out
         states, new_timers = space.keys, self.engine.handle.new_timers
         time_ms, watermark_ms, offset = entry.time_ms, self.watermark_ms, entry.offset
+        if space.snapshots:
+            space.about_to_change(by_key)
         for key, of_key in by_key.items():
             state = states.get(key) or space.state(key)
             call(state, key, of_key, time_ms, watermark_ms, offset, out)
@@ -158,7 +160,7 @@ class Processing:
                     self._fire_due(value, entry)
                 self._control_to_moves(step, entry)
             case Compare(move=move) if move in self.leaving:
-                self.tell(step, m.Digests(move, self.leaving[move].digests()))
+                self.leaving[move].compare(step)
             case Adopt() as adopt:
                 self._on_adopt(step, adopt, entry.offset)
             case Done(move=move) if move in self.arriving:
@@ -195,6 +197,7 @@ class Processing:
     def _fire_due(self, due_ms: int, entry: Entry) -> None:
         space, engine = self.space, self.engine
         for key in space.due(due_ms):
+            space.about_to_change([key])
             state = space.keys[key]
             engine.fire(state, key, due_ms, entry.time_ms, self.watermark_ms, entry.offset, self._out)
             space.touched(key, state, engine.handle.new_timers)
@@ -298,6 +301,20 @@ class Processing:
             leaving.stop_at(-1)  # all we owed has arrived: nothing of these keys is processed any more
         elif leaving.cut is None and self.applied >= role.flip_offset:
             leaving.stop_at(role.flip_offset)  # a checkpoint behind the flip: we had stopped there
+
+    def digest_some(self, step: Step, move: str) -> None:
+        """Go on with the digests of a move, a few keys at a time; say so when they are there."""
+        for moving in (self.leaving.get(move), self.arriving.get(move)):
+            digests = moving.digests if moving is not None else None
+            if digests is None:
+                continue
+            digests.look_at(4 * self.settings.slice_keys)  # cheaper than writing them
+            if not digests.complete:
+                step.timer(f"digests|{move}", step.now_ms + self.settings.capture_pause_ms)
+            elif isinstance(moving, SourceMove):
+                self.tell(step, m.Digests(move, digests.found))
+            elif isinstance(moving, DestinationMove) and moving.covered:
+                moving.say_ready(step)
 
     def checkpoint_soon(self, step: Step) -> None:
         self.checkpointer.soon(step)

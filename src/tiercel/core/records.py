@@ -26,6 +26,8 @@ import msgspec
 
 from tiercel.core.topology import site_of
 
+_encode = msgspec.msgpack.Encoder().encode
+
 Key = bytes
 Row = tuple[Any, ...]
 Position = tuple[int, int]  # (stage, offset) of keys on the move: SHADOW offsets are X's, OWN ones W's
@@ -171,4 +173,4 @@ class KeyImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        return 64 + (len(repr(self.values)) if self.values else 0)
+        return 64 + (len(_encode(self.values)) if self.values else 0)

@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True):
     capture_pause_ms: float = 0.5  # between two captures: everyone else has a turn
     chunk_keys_max: int = 64  # keys captured in one step, so that other keys are not held up
     chunk_bytes_max: int = 256 * 1024
+    slice_keys: int = 32  # keys of a checkpoint written in one step, for the same reason
     chunks_unacked_max: int = 16  # keeps the destination from being flooded
 
     mutant: str = ""  # name of a planted bug (mutants.py); empty: the real code

@@ -18,6 +18,7 @@ from tiercel.core import messages as m
 from tiercel.core.keyed import KeyState
 from tiercel.core.records import Key, KeyImage, KeySet, TableUpdate
 from tiercel.core.routing import slot_of
+from tiercel.core.snapshots import Digests
 from tiercel.core.step import Step
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class SourceMove:
         self.received = 0
         self.captured_at: dict[Key, int] = {}
         self.size_bytes = 0
+        self.digests: Digests | None = None  # as of Compare
         self.retained: dict[Key, KeyState] = {}  # out of processing, kept until told to forget
         self.touched: set[Key] = set()  # processed since captured: what the digests compare
 
@@ -71,12 +73,10 @@ class SourceMove:
         found = space.members(self.keys.slots, self.keys.keys)
         if self.epochs is None:
             return found
-        before = self.epochs
-        old = [before.keys.get(k) or before.slots.get(slot_of(k, space.slots)) for k in found]
+        keys, slots, states = self.epochs.keys, self.epochs.slots, space.keys
+        old = [keys.get(k) or slots.get(states[k].slot) for k in found]
         return [
-            k
-            for k, route in zip(found, old, strict=True)
-            if route is None or space.keys[k].epoch <= route.epoch
+            k for k, route in zip(found, old, strict=True) if route is None or states[k].epoch <= route.epoch
         ]
 
     # -- live: capture while everything goes on ----------------------------------------------
@@ -172,9 +172,10 @@ class SourceMove:
             self.end_told = False
             self.pump(step)
 
-    def digests(self) -> dict[Key, int]:
-        space = self.instance.space
-        return {k: space.keys[k].digest() if k in space.keys else 0 for k in sorted(self.touched)}
+    def compare(self, step: Step) -> None:
+        """What both sides must agree upon: the keys as they are at this entry."""
+        self.digests = Digests(self.instance.space, self.touched)
+        self.instance.digest_some(step, self.move)
 
     # -- the flip ----------------------------------------------------------------------------
 

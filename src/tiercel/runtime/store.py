@@ -27,7 +27,7 @@ from tiercel.core.departures import DepartureRecord
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.inbox import Pause, Reader
 from tiercel.core.messages import LaneFrame, ShadowNotice
-from tiercel.core.records import Entry, KeyImage, Position, Route
+from tiercel.core.records import Entry, KeyImage, Position, Route, TableUpdate
 from tiercel.runtime.packed import decode_stream_entry, encoder
 
 Durability = Literal["os", "disk"]
@@ -61,6 +61,7 @@ TABLES: Final[dict[str, Any]] = {
     # an instance's
     "state": KeyImage,
     "move": KeyImage,
+    "routes": TableUpdate,
     "cursor": Cursor,
 }
 

@@ -17,11 +17,11 @@ import heapq
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from tiercel.core.checkpoints import Cursor
+from tiercel.core.effects import StorageKey
 from tiercel.core.records import Key, KeyImage
 from tiercel.core.routing import slot_of
 from tiercel.core.topology import operator_of
@@ -64,18 +64,31 @@ def _place_of(stored: StoredKey) -> tuple[int, Key]:
 
 
 def _copies(view: StoreView, instance: str, slots: int, key: Key | None) -> Iterator[StoredKey]:
-    """What one instance holds, in order: its own keys, and those that it has adopted."""
+    """What one instance's last whole checkpoint holds, in order: its own keys, and those it has adopted."""
     cursor: Cursor | None = view.get(("cursor",))
-    adopted = [a.move for a in cursor.arrivals if a.adopt is not None] if cursor is not None else []
+    if cursor is None:
+        return iter(())
+    adopted = [a.move for a in cursor.arrivals if a.adopt is not None]
     if key is not None:
         slot = slot_of(key, slots)
-        places: list[tuple[Any, ...]] = [("state", slot, key), *(("move", move, key) for move in adopted)]
-        found = [view.get(place) for place in places]
-        return iter([StoredKey(slot, key, instance, image) for image in found if image is not None])
-    own = (StoredKey(slot, image.key, instance, image) for (_, slot, _), image in view.scan(("state",)))
+        places: list[StorageKey] = [("state", slot, key), *(("move", move, key) for move in adopted)]
+        found = [image for place in places for image in _versions(view, place, cursor.generation)]
+        return iter([StoredKey(slot, key, instance, image) for image in found])
+    own = (
+        StoredKey(slot_of(image.key, slots), image.key, instance, image)
+        for image in _versions(view, ("state",), cursor.generation)
+    )
     arrived = [
         StoredKey(slot_of(image.key, slots), image.key, instance, image)
         for move in adopted
-        for _, image in view.scan(("move", move))
+        for image in _versions(view, ("move", move), cursor.generation)
     ]
     return heapq.merge(own, sorted(arrived, key=_place_of), key=_place_of)
+
+
+def _versions(view: StoreView, prefix: StorageKey, generation: int) -> Iterator[KeyImage]:
+    """Of each key its newest version that the checkpoint covers."""
+    for _, versions in groupby(view.scan(prefix), key=lambda item: item[0][:-1]):
+        covered = [image for place, image in versions if int(place[-1]) <= generation]
+        if covered:
+            yield covered[-1]

@@ -24,6 +24,7 @@ SEEDS_MAX = 200
 DYING = {"kinds": ("forgetful",), "strategies": ("live",), "capture_pause_ms": 40.0, "move_slots_max": 16}
 ROAMING = {"journeys": (4,), "lane_frames_max": 1, "sites_min": 3, "sites_max": 6}
 ROUTERS = {"faults": ("crash", "step"), "sites_min": 2, "strategies": ("live", "pause")}
+SLICED = {"faults": ("crash", "step"), "capture_pause_ms": 30.0}
 CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
 
 
@@ -47,6 +48,12 @@ MUTANTS: dict[str, Mutant] = {
     "sent-before-durable": Mutant("R6", "frames leave a site before they are durable there"),
     "flip-told-too-early": Mutant("R6", "others hear of a flip that a crash can still take back", ROUTERS),
     "checkpoint-ahead-of-log": Mutant("R6", "a checkpoint knows what the log can still forget"),
+    "checkpoint-of-changed-keys": Mutant(
+        "R3", "keys that change while a checkpoint is written are in it as they were later", SLICED
+    ),
+    "unfinished-checkpoint-counts": Mutant(
+        "R3", "what was written of a checkpoint that a crash cut short is taken for state", SLICED
+    ),
     "rollback-skipped": Mutant("R6", "a reader that is ahead of its log goes on as if it were not"),
     "output-marks-forgotten": Mutant("R8", "a restarted router admits outputs that it has admitted before"),
     "move-marks-ignored": Mutant("R8", "outputs of keys on the move are admitted twice"),

@@ -34,6 +34,7 @@ SIM_SETTINGS = Settings(
     capture_pause_ms=9.0,
     chunk_bytes_max=4_096,
     chunks_unacked_max=2,
+    slice_keys=2,
 )
 
 
