@@ -8,6 +8,7 @@ import pytest
 
 from playing import Stage, key_in, topology
 from tiercel.control.controller import Controller, MoveState, Scale
+from tiercel.control.planner import pieces
 from tiercel.control.plans import Plan, WantedMove
 from tiercel.core import messages as m
 from tiercel.core.events import Received
@@ -141,10 +142,10 @@ def test_a_move_that_was_undone_is_tried_again_under_a_new_name_as_often_as_want
     play.request(wanted(0), retries=1)
     play.stage.tell("controller", m.MoveStatus("m1", "aborted", "x"), "a")
     assert play.states() == {"m1": "undone", "m2": "asked"}
-    assert play.controller.moves["m1"].again == "m2", "whoever waits for the move can follow it"
+    assert play.controller.moves["m1"].again == ("m2",), "whoever waits for the move can follow it"
     play.stage.tell("controller", m.MoveStatus("m2", "aborted", "x"), "a")
     assert play.states() == {"m1": "undone", "m2": "undone"}
-    assert play.controller.moves["m2"].again == ""
+    assert play.controller.moves["m2"].again == ()
 
 
 def test_a_real_refusal_reaches_the_one_who_asked() -> None:
@@ -234,9 +235,48 @@ def test_an_answer_to_an_older_question_is_not_taken_for_one_to_a_newer() -> Non
     """Keys that had just moved seemed to be where they were: a late answer told the table from before."""
     play = Play()
     question, effects = play.controller.ask_status(play.stage.now_ms)
-    late = m.StatusReply([], [], {}, [], question - 1)
+    late = m.StatusReply([], [], {}, {}, question - 1)
     play.controller.on_event(Received("a", late), play.stage.now_ms)
     assert play.controller.answered["a"] < question
     play.stage.perform("controller", effects)
     play.stage.run()
     assert play.controller.answered == {"a": question, "b": question}
+
+
+# -- pieces ------------------------------------------------------------------------------------
+
+
+def test_a_large_live_move_goes_in_pieces_a_few_at_a_time() -> None:
+    play = Play(deaf=("a",))
+    keys = KeySet(keys=frozenset(b"%d" % n for n in range(200)))
+    names = play.request(WantedMove("op", keys, A, B))
+    assert names == ["m1.1", "m1.2", "m1.3", "m1.4"]
+    assert play.asked() == ["m1.1", "m1.2"]
+    parts = [play.controller.moves[name].wanted.keys.keys for name in names]
+    assert frozenset().union(*parts) == keys.keys
+    assert max(map(len, parts)) == play.stage.settings.piece_keys
+
+
+def test_a_move_that_stops_its_keys_anyway_goes_in_one_piece() -> None:
+    play = Play(deaf=("a",))
+    keys = KeySet(keys=frozenset(b"%d" % n for n in range(200)))
+    assert play.request(WantedMove("op", keys, A, B, "pause")) == ["m1"]
+
+
+def test_slots_go_in_as_many_pieces_as_their_keys_need() -> None:
+    slots = KeySet(slots=frozenset(range(8)))
+    assert pieces(slots, 64, 0.0) == [slots], "nothing is known of its keys: it has none"
+    assert [sorted(p.slots) for p in pieces(slots, 64, 20.0)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert [sorted(p.slots) for p in pieces(slots, 64, 1e6)] == [[n] for n in range(8)]
+
+
+def test_the_controller_knows_how_many_keys_an_instance_has() -> None:
+    play = Play()
+    rows = [(b"%d" % n, 0, ("x", 1)) for n in range(50)]
+    play.stage.produce("a", *rows)
+    play.stage.pass_ms(3_000)
+    number, effects = play.controller.ask_status(play.stage.now_ms)
+    play.stage.perform("controller", effects)
+    play.stage.run()
+    assert play.controller.answered["a"] == number
+    assert play.controller.running[A] + play.controller.running[B] == len(rows)

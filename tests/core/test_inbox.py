@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from playing import BOSS, Stage, key_in, topology
 from tiercel.core import messages as m
+from tiercel.core.effects import SetTimer
 from tiercel.core.inbox import Inbox, Reader
 from tiercel.core.lanes import Inbound
 from tiercel.core.records import INITIAL, Entry, KeySet, Route, Row, TableUpdate, Tick, Watermark
@@ -205,6 +206,22 @@ def test_an_entry_is_deleted_when_every_checkpoint_covers_it_and_it_is_durable()
     play.inbox.trim_floor = lambda: 2
     play.inbox.readers[A] = Reader(1, 4, {})
     assert play.inbox.trim_point() == 2, "a shadow feed still reads from there"
+
+
+def test_a_long_log_is_trimmed_in_several_steps() -> None:
+    play = Play()
+    most = play.inbox.settings.trim_entries_max
+    for n in range(most + 1):
+        play.intake((HERE, n, n))
+    play.inbox.durable = most + 1
+    play.inbox.readers = {A: Reader(1, most + 1, {})}
+    play.inbox.trim(play.step)
+    assert play.inbox.trimmed == most
+    timers = [e.name for e in play.step.effects if isinstance(e, SetTimer)]
+    assert timers == ["trim|op"]
+    play.inbox.trim(play.step)
+    assert play.inbox.trimmed == most + 1
+    assert len([e for e in play.step.effects if isinstance(e, SetTimer)]) == 1
 
 
 # -- through a whole move ------------------------------------------------------------------------

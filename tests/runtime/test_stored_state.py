@@ -96,6 +96,18 @@ def test_a_key_on_the_move_counts_where_it_was_adopted_and_not_where_it_is_a_sha
     assert counts(list(stored_keys(place, "count", b"a"))) == {b"a": 5}
 
 
+def test_a_checkpoint_that_is_being_written_is_not_read(place: Place) -> None:
+    store = write(place, A, own(image(b"a", 1), image(b"b", 2)))
+    store.add(Write(2, versions(image(b"a", 7), generation=2), []))
+    store.commit()
+    assert counts(list(stored_keys(place, "count"))) == {b"a": 1, b"b": 2}
+    store.add(Write(3, own(image(b"b", 8), generation=2), []))
+    store.commit()
+    assert counts(list(stored_keys(place, "count"))) == {b"a": 7, b"b": 8}
+    assert counts(list(stored_keys(place, "count", b"a"))) == {b"a": 7}
+    store.close()
+
+
 def test_a_key_whose_newest_image_is_empty_is_gone(place: Place) -> None:
     write(place, A, own(image(b"a", 1, epoch=1))).close()
     write(place, B, own(KeyImage(b"a", 2, 9, None))).close()

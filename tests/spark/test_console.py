@@ -24,6 +24,6 @@ class Observed(Watched):
 def test_an_answer_counts_only_when_its_tables_are_there() -> None:
     """Who waited for the count read empty tables, and a move of keys divided by zero slots."""
     controller = Observed(topology(2), Settings(), {})
-    controller.on_event(Received(SITE, m.StatusReply([], [], {}, [], 1)), 0.0)
+    controller.on_event(Received(SITE, m.StatusReply([], [], {}, {}, 1)), 0.0)
     assert controller.seen == {}
     assert controller.answered == {SITE: 1}

@@ -90,8 +90,8 @@ class Stopping(Instance):
         super().__init__(*facts)
 
     def _on_move_message(self, step: Step, message: Any) -> None:
-        if isinstance(message, m.EmitFrom) and message.move not in self._stopped:
-            self._stopped.add(message.move)
+        if isinstance(message, m.EmitFrom) and message.move.partition(".")[0] not in self._stopped:
+            self._stopped.add(message.move.partition(".")[0])  # once, into however many pieces it was cut
             time.sleep(self._stop_ms / 1e3)
         super()._on_move_message(step, message)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tiercel.control.planner import rebalance
+from tiercel.control.planner import pieces, rebalance
 from tiercel.control.plans import Plan, WantedMove, check_limits, check_plan
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect, Launch, Retire, StorageKey
@@ -46,7 +46,7 @@ class TrackedMove(msgspec.Struct):
     reason: str = ""
     retries_left: int = 0
     deadline_ms: float = 0.0
-    again: str = ""  # undone, and tried again under this name
+    again: tuple[str, ...] = ()  # undone, and tried again under these names
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Controller:
         self._questions = 0
         self._versions: dict[str, dict[str, tuple[int, int]]] = {}  # site -> versions of the tables it told
         self.answered: dict[str, int] = {}  # site -> the newest question whose answer is in the tables
-        self.running: set[str] = set()
+        self.running: dict[str, int] = {}  # instance -> how many keys it has, as it last told
         self.heard: set[str] = set()
         self.next_id = 1
         self.retiring: set[str] = set()
@@ -97,7 +97,7 @@ class Controller:
         check_plan(plan, self.topology)
         check_limits(deadline_ms, retries)
         step = Step(now_ms)
-        names = [self._add(step, move, retries, deadline_ms) for move in plan.moves]
+        names = [name for move in plan.moves for name in self._add(step, move, retries, deadline_ms)]
         self._start_what_can(step)
         return names, self.journal.commit(step)
 
@@ -125,14 +125,25 @@ class Controller:
         self._ask_status(step)
         return self._questions, self.journal.commit(step)
 
-    def _add(self, step: Step, wanted: WantedMove, retries: int, deadline_ms: float | None) -> str:
-        name = f"m{self.next_id}"
+    def _add(self, step: Step, wanted: WantedMove, retries: int, deadline_ms: float | None) -> list[str]:
+        """Take on a move: m7 or, if it is large and its keys need not stop together, m7.1, m7.2, ..."""
+        whole = f"m{self.next_id}"
         self.next_id += 1
         step.put(("next_id",), self.next_id)
+        parts = [wanted.keys]
+        if not STRATEGIES[wanted.strategy].flips_first:
+            parts = pieces(wanted.keys, self.settings.piece_keys, self._keys_per_slot(wanted))
         limit = deadline_ms if deadline_ms is not None else self.settings.move_deadline_ms
-        self.moves[name] = TrackedMove(name, wanted, retries_left=retries, deadline_ms=limit)
-        self._save(step, self.moves[name])
-        return name
+        names = [whole] if len(parts) == 1 else [f"{whole}.{n}" for n in range(1, len(parts) + 1)]
+        for name, keys in zip(names, parts, strict=True):
+            part = msgspec.structs.replace(wanted, keys=keys)
+            self.moves[name] = TrackedMove(name, part, retries_left=retries, deadline_ms=limit)
+            self._save(step, self.moves[name])
+        return names
+
+    def _keys_per_slot(self, wanted: WantedMove) -> float:
+        owned = sum(1 for route in self.slots[wanted.operator].values() if route.instance == wanted.source)
+        return self.running.get(wanted.source, 0) / owned if owned else 0.0
 
     def _save(self, step: Step, tracked: TrackedMove) -> None:
         step.put(("move", tracked.move), msgspec.structs.replace(tracked))
@@ -184,10 +195,13 @@ class Controller:
     # -- moves -------------------------------------------------------------------------------
 
     def _start_what_can(self, step: Step) -> None:
-        """Disjoint moves run side by side; one that overlaps a running one waits its turn."""
+        """Disjoint moves run side by side, a few of each instance; one that overlaps waits its turn."""
         busy = [t for t in self.moves.values() if t.state == MoveState.ASKED.value]
         for tracked in self.moves.values():
             if tracked.state != MoveState.QUEUED.value:
+                continue
+            beside = sum(1 for other in busy if other.wanted.source == tracked.wanted.source)
+            if beside >= self.settings.moves_at_once_max:
                 continue
             if any(self._overlap(tracked.wanted, other.wanted) for other in busy):
                 continue
@@ -221,7 +235,8 @@ class Controller:
         elif status.phase in ("aborted", "refused"):
             tracked.reason = status.reason
             if tracked.retries_left > 0:
-                tracked.again = self._add(step, tracked.wanted, tracked.retries_left - 1, tracked.deadline_ms)
+                again = self._add(step, tracked.wanted, tracked.retries_left - 1, tracked.deadline_ms)
+                tracked.again = tuple(again)
             tracked.state = MoveState.UNDONE.value  # last: whoever looks on must not miss the next try
         else:
             return
@@ -231,7 +246,7 @@ class Controller:
 
     def _on_status_reply(self, step: Step, site: str, reply: m.StatusReply) -> None:
         self.heard.add(site)
-        self.running = {i for i in self.running if site_of(i) != site} | set(reply.attached)
+        self.running = {i: n for i, n in self.running.items() if site_of(i) != site} | reply.attached
         for operator, update in reply.tables.items():  # each in one go: others look at them meanwhile
             slots, overrides = self.slots[operator], self.overrides[operator]
             self.slots[operator] = {k: r for k, r in slots.items() if r.site != site} | update.slots

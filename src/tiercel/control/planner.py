@@ -6,10 +6,28 @@ Not responsible for: when (policies), how (strategies), doing it (controller.py)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
 
 from tiercel.control.plans import WantedMove
 from tiercel.core.records import Key, KeySet, Route
+
+T = TypeVar("T")
+
+
+def pieces(keys: KeySet, at_most: int, keys_per_slot: float) -> list[KeySet]:
+    """A key set in parts of about `at_most` keys, so that none of them stops for the sake of the others."""
+    if keys.keys:
+        return [KeySet(keys=frozenset(some)) for some in _batches(sorted(keys.keys), at_most)]
+    slots = max(1, int(at_most / keys_per_slot)) if keys_per_slot else len(keys.slots)
+    return [KeySet(slots=frozenset(some)) for some in _batches(sorted(keys.slots), slots)]
+
+
+def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 def rebalance(

@@ -290,7 +290,8 @@ class Checkpointer:
         moves = {a.move: a.position for a in cursor.arrivals}
         if instance.settings.mutant == "positions-flattened":
             moves = {move: (OWN, cursor.applied) for move in moves}
-        step.send(instance.router, m.Checkpointed(instance.name, instance.life, cursor.applied, moves))
+        count = len(instance.space.keys)
+        step.send(instance.router, m.Checkpointed(instance.name, instance.life, cursor.applied, moves, count))
         for message in taken.followers:
             instance.tell(step, message)
         for image in cursor.arrivals:
@@ -314,8 +315,10 @@ class Checkpointer:
             if len(place) == KEYED:
                 version = int(place[-1])
                 self.generation = max(self.generation, version)
-                if newest.get(place[:-1], -1) < version <= (
-                    generation if instance.settings.mutant != "unfinished-checkpoint-counts" else version
+                if (
+                    newest.get(place[:-1], -1)
+                    < version
+                    <= (generation if instance.settings.mutant != "unfinished-checkpoint-counts" else version)
                 ):
                     newest[place[:-1]] = version
         for place, value in items.items():

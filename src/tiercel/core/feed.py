@@ -51,6 +51,7 @@ class Feed:
         self.through = 0  # highest offset whose outputs came back
         self.flush_no = 0  # last flush of this life that was admitted
         self.watermark_ms = -1
+        self.keys = 0  # how many have state there, as it last told
         self.timers = False
         self.limit: int | None = None  # restart strategy: nothing above this is sent for now
         self.reading = False

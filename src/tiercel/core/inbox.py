@@ -431,9 +431,14 @@ class Inbox:
         return min(low, self.durable)
 
     def trim(self, step: Step) -> None:
+        """Some of what nobody will ask for; then everyone else has a turn."""
         point = self.trim_point()
         if self.mutant == "log-trimmed-too-early":
             point = min(self.durable, max(point, self.slowest_through()))
+        limit = self.trimmed + self.settings.trim_entries_max
+        if point > limit:
+            point = limit
+            step.timer(f"trim|{self.name}", step.now_ms + self.settings.capture_pause_ms)
         for offset in range(self.trimmed + 1, point + 1):
             step.delete(("inbox", self.name, offset))
         if point > self.trimmed:

@@ -149,21 +149,23 @@ class MoveDesk(Traffic):
                 [d.request for d in self.departures.values()],
                 [m.MoveStatus(d.move, d.phase.value, d.record.reason) for d in self.departures.values()],
                 tables,
-                [
-                    f.instance
+                {
+                    f.instance: f.keys
                     for i in self.inboxes.values()
                     for f in i.feeds.values()
                     if f.phase is not FeedPhase.DETACHED
-                ],
+                },
                 n,
                 versions,
             ),
         )
 
     def sequenced_here(self, inbox: Inbox) -> TableUpdate:
+        table = inbox.table
+        here = {instance for instance in table.owners() if site_of(instance) == self.site}
         return TableUpdate(
-            {s: r for s, r in enumerate(inbox.table.slots) if r.site == self.site},
-            {k: r for k, r in inbox.table.overrides.items() if r.site == self.site},
+            {s: r for s, r in enumerate(table.slots) if r.instance in here},
+            {k: r for k, r in table.overrides.items() if r.instance in here},
         )
 
     def trace_phase(self, step: Step, move: str, side: str, before: str, after: str) -> None:
@@ -348,6 +350,7 @@ class MoveDesk(Traffic):
                     own.setdefault(arrival.move, arrival.record.adopted)
         reader = inbox.readers[message.instance] = Reader(message.life, message.applied, own)
         step.put(("reader", inbox.name, message.instance), reader)
+        feed.keys = message.keys
         inbox.trim(step)
 
     def retire(self, step: Step, sender: str, instance: str) -> None:

@@ -225,6 +225,8 @@ class Router(MoveDesk):
             self.on_retry(step)
         elif timer.startswith("tick|"):
             self.on_tick(step, timer[5:])
+        elif timer.startswith("trim|"):
+            self.inboxes[timer[5:]].trim(step)
 
     def _on_connected(self, step: Step, peer: str) -> None:
         self.connected.add(peer)

@@ -35,6 +35,9 @@ SIM_SETTINGS = Settings(
     chunk_bytes_max=4_096,
     chunks_unacked_max=2,
     slice_keys=2,
+    trim_entries_max=4,
+    piece_keys=4,
+    moves_at_once_max=4,
 )
 
 

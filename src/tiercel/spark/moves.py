@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tiercel.spark.console import Console
 
 LOOK_S = 0.002
+ENDINGS = ["undone", "queued", "asked", "done"]  # of several, the first of these is that of the whole
 
 
 class MoveUndone(UserError):
@@ -25,7 +26,11 @@ class MoveUndone(UserError):
 
 
 class MoveReport(msgspec.Struct, frozen=True):
-    """How one move went. Times are in ms after the request, as the driver saw them."""
+    """How one move went. Times are in ms after the request, as the driver saw them.
+
+    A large move goes in pieces (m7.1, m7.2, ...), so that its keys need not wait for each other. The
+    report is about all of them: a phase is reached when the last piece has reached it.
+    """
 
     move: str
     operator: str
@@ -37,6 +42,7 @@ class MoveReport(msgspec.Struct, frozen=True):
     keys: int
     bytes_moved: int
     phases: dict[str, float]
+    pieces: int = 1
 
     @property
     def duration_ms(self) -> float:
@@ -65,34 +71,45 @@ class Moving:
 
     def _latest(self) -> list[TrackedMove]:
         """The moves as they are now: of one that was undone and tried again, the last try."""
-        found = []
-        for name in self.names:
-            tracked = self._console.moves()[name]
-            while tracked.again:
-                tracked = self._console.moves()[tracked.again]
-            found.append(tracked)
+        moves = self._console.moves()
+        names, found = list(self.names), []
+        while names:
+            tracked = moves[names.pop(0)]
+            names += tracked.again
+            if not tracked.again:
+                found.append(tracked)
         return found
 
     def reports(self) -> list[MoveReport]:
-        return [self._report(tracked) for tracked in self._latest()]
+        """One for each instance that keys leave."""
+        by_source: dict[str, list[TrackedMove]] = {}
+        for tracked in self._latest():
+            by_source.setdefault(tracked.wanted.source, []).append(tracked)
+        return [self._report(moved) for moved in by_source.values()]
 
-    def _report(self, tracked: TrackedMove) -> MoveReport:
-        story = self._console.story(tracked.move)
+    def _report(self, moved: list[TrackedMove]) -> MoveReport:
         phases: dict[str, float] = {}
-        for stage in story:
-            phases.setdefault(stage.phase, round((stage.at_s - self.asked_s) * 1e3, 3))
-        wanted = tracked.wanted
+        keys = size_bytes = 0
+        for tracked in moved:
+            story = self._console.story(tracked.move)
+            reached = {stage.phase: stage.at_s for stage in reversed(story)}
+            for phase, at_s in sorted(reached.items(), key=lambda item: item[1]):
+                phases[phase] = max(phases.get(phase, 0.0), round((at_s - self.asked_s) * 1e3, 3))
+            keys += max((stage.keys for stage in story), default=0)
+            size_bytes += max((stage.size_bytes for stage in story), default=0)
+        worst = min(moved, key=lambda tracked: ENDINGS.index(tracked.state))
         return MoveReport(
-            tracked.move,
-            wanted.operator,
-            wanted.source,
-            wanted.destination,
-            wanted.strategy,
-            tracked.state,
-            tracked.reason,
-            max((stage.keys for stage in story), default=0),
-            max((stage.size_bytes for stage in story), default=0),
+            worst.move if len(moved) == 1 or worst.reason else worst.move.partition(".")[0],
+            worst.wanted.operator,
+            worst.wanted.source,
+            worst.wanted.destination,
+            worst.wanted.strategy,
+            worst.state,
+            worst.reason,
+            keys,
+            size_bytes,
             phases,
+            len(moved),
         )
 
     def progress(self) -> str:
@@ -115,7 +132,7 @@ class Moving:
             if report.state == MoveState.UNDONE.value:
                 raise MoveUndone(
                     f"move {report.move} was undone: {report.reason}",
-                    hint="the keys are where they were; ask again, or with retries=",
+                    hint="its keys are where they were; ask again, or with retries=",
                 )
         return reports
 

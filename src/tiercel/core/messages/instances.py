@@ -121,3 +121,4 @@ class Checkpointed(Message, frozen=True):
     life: int
     applied: int
     moves: dict[str, Position]
+    keys: int = 0  # how many have state there

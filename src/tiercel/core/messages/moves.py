@@ -59,7 +59,7 @@ class StatusReply(Message, frozen=True):
     moves: list[MoveRequest]
     statuses: list[MoveStatus]
     tables: dict[str, TableUpdate]  # those that the asker does not know
-    attached: list[str]
+    attached: dict[str, int]  # instance -> how many keys had state there when it last told
     n: int = 0
     # of all operators: (incarnation, changes since)
     versions: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
