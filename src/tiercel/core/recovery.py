@@ -127,3 +127,4 @@ def _first_steps(router: Router, step: Step) -> None:
     for lane in router.lanes.values():
         if lane.to == router.site:
             router.loop_back(step, lane)
+    router.first_looks(step)
