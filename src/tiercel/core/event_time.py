@@ -29,6 +29,7 @@ class EventTime(Site):
             promises = self.promises[operator]
             sources = promises.sources
             promises.unwritten.discard(source)
+            promises.news = promises.news or source not in sources
             if source not in sources or watermark_ms > sources[source]:
                 sources[source] = watermark_ms
                 step.put(("source", operator, source), watermark_ms)
@@ -39,7 +40,9 @@ class EventTime(Site):
         if stream.idle_ms is not None:
             self.last_rows_ms[stream.name] = step.now_ms
             for operator in self.consumers(stream.name):
-                self.promises[operator].idle.discard(stream.name)
+                promises = self.promises[operator]
+                promises.news = promises.news or stream.name in promises.idle
+                promises.idle.discard(stream.name)
             self.look_for_rows(step, stream, step.now_ms + stream.idle_ms)
 
     def look_for_rows(self, step: Step, stream: Stream, at_ms: float) -> None:

@@ -74,10 +74,10 @@ class Traffic(EventTime):
             inbox, operator = self.inboxes[name], self.topology.operators[name]
             mine = [(r[0], INITIAL, r[2]) for r in rows] if initial else rows
             n = operator.inputs.index(stream)
-            if n in inbox.timed and not initial:
-                mine = self.in_time(name, rows)
             if len(operator.inputs) > 1:
                 mine = [(r[0], r[1], (n, r[2])) for r in mine]
+            if n in inbox.timed and not initial:
+                mine = self.in_time(name, mine)
             if mine:
                 for site, stamped in inbox.intake(step, mine).items():
                     self.send_away(step, site, inbox, stamped)

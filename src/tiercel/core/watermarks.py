@@ -29,15 +29,11 @@ class Promises:
     def __init__(self, sites: Iterable[str], timed: Iterable[str] = ()) -> None:
         self.heard: dict[str, int] = dict.fromkeys(sites, -1)
         self.told = -1
-        self.told_sources: frozenset[str] = frozenset()  # those that were waited for
+        self.news = True  # there is somebody to wait for whom others do not know of
         self.sources: dict[str, int] = {}  # fixed producers, and streams written at this site -> watermark
         self.idle: set[str] = set()  # streams that are not waited for at this site
         self.unwritten = set(timed)  # inputs with a watermark of their own that no site has seen a row of
         self._concluded = -1  # by any log we heard of
-
-    @property
-    def awaited(self) -> frozenset[str]:
-        return frozenset(self.sources.keys() - self.idle)
 
     def worth(self) -> int:
         """What this site's sources allow to promise."""
@@ -46,16 +42,14 @@ class Promises:
 
     def to_tell(self, low: int) -> bool:
         """Whether others do not know this yet: it has grown, or there is somebody new to wait for."""
-        return low > self.told or not self.awaited <= self.told_sources
+        return low > self.told or (self.news and bool(self.sources))
 
     def tell(self, site: str, low: int) -> None:
         """This is what we, this site, say."""
-        self.told, self.told_sources = low, self.awaited
+        self.told, self.news = low, False
         self.heard[site] = low
 
-    def hear(
-        self, site: str, watermark_ms: int, sources: Iterable[str] = (), concluded_ms: int = -1
-    ) -> None:
+    def hear(self, site: str, watermark_ms: int, sources: Iterable[str] = (), concluded_ms: int = -1) -> None:
         """A site's last word counts: it may take back what it has not yet been held to."""
         self.unwritten.difference_update(sources)
         self.heard[site] = watermark_ms
