@@ -178,7 +178,8 @@ class Arrival:
         inbox.groups[self.move] = Group(self.keys, self.destination, leaving=False)
         if self.from_site != self.router.site:
             inbox.install_marks(step, notice.marks, self.member)
-        if notice.watermark_ms > inbox.watermark_ms:  # what that log has concluded is true here too
+        behind = inbox.watermark_ms < notice.watermark_ms
+        if behind and inbox.mutant != "carried-watermark-not-logged":  # what that log knows is true here
             inbox.append(step, {}, Watermark(notice.watermark_ms))
         p = self.prepare
         adopt = Adopt(

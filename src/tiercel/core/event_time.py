@@ -120,7 +120,8 @@ class EventTime(Site):
                 promises.tell(self.site, low)
                 for site in self.topology.sites:
                     if site != self.site:
-                        step.send_durable(site, self._report(operator))
+                        early = self.mutant == "promised-before-durable"
+                        (step.send if early else step.send_durable)(site, self._report(operator))
             inbox = self.inboxes[operator]
             conclusion = promises.conclusion()
             if conclusion > inbox.watermark_ms:
