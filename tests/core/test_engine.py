@@ -261,6 +261,16 @@ def test_a_timer_that_a_timer_registered_fires_when_it_is_due() -> None:
     assert said(play.tick(107)) == [("fired", 107, [107, 207])]
 
 
+def test_a_timer_that_a_timer_registered_and_that_is_due_already_fires_next_time() -> None:
+    """Not at once: in Spark it fires with the next batch."""
+    play = Play()
+    play.call(("timer", 7))
+    assert said(play.tick(300)) == [("fired", 7, [7, 107])]
+    assert said(play.tick(300)) == [("fired", 107, [107, 207])]
+    assert said(play.call("x", time_ms=300)) == [("x", 2), ("fired", 207, [207, 307])]
+    assert play.tick(300) == []
+
+
 def test_event_time_timers_wait_for_the_watermark_and_not_for_the_clock() -> None:
     play = Play("eventTime")
     play.call(("timer", 10), time_ms=1_000)

@@ -9,15 +9,18 @@ import msgspec
 from playing import Stage, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.records import Row, Watermark
-from tiercel.core.topology import Stream, Topology
+from tiercel.core.topology import Operator, Stream, Topology
+from tiercel.core.watermarks import FOREVER
 
 DELAY_MS = 10
 
 
-def timed(*inputs: str, sites: tuple[str, ...] = ("a", "b")) -> Topology:
+def timed(*inputs: str, sites: tuple[str, ...] = ("a", "b"), idle_ms: int | None = None) -> Topology:
     """Operator `op` in event time, over these streams."""
     facts = topology(sites, kind="windows")
-    streams = {name: Stream(name, sites[0], logged=False, delay_ms=DELAY_MS) for name in inputs}
+    streams = {
+        name: Stream(name, sites[0], logged=False, delay_ms=DELAY_MS, idle_ms=idle_ms) for name in inputs
+    }
     operator = msgspec.structs.replace(facts.operators["op"], inputs=inputs)
     return Topology(facts.sites, {**facts.streams, **streams}, {"op": operator})
 
@@ -25,8 +28,8 @@ def timed(*inputs: str, sites: tuple[str, ...] = ("a", "b")) -> Topology:
 class Play:
     """Rows by their event times, and what the log made of them."""
 
-    def __init__(self, *inputs: str) -> None:
-        self.stage = Stage(timed(*inputs), kind="windows").start()
+    def __init__(self, *inputs: str, idle_ms: int | None = None) -> None:
+        self.stage = Stage(timed(*inputs, idle_ms=idle_ms), kind="windows").start()
         self._seqs: dict[str, int] = {}
 
     def write(self, *times_ms: int, stream: str = "in", site: str = "a", mark: int | None = None) -> None:
@@ -34,6 +37,10 @@ class Play:
         seq = self._seqs[producer] = self._seqs.get(producer, 0) + 1
         rows: list[Row] = [(key_in(0), time_ms, 1) for time_ms in times_ms]
         self.stage.tell(site, m.Produce(producer, seq, stream, rows, mark), producer)
+
+    def late(self, site: str = "a") -> int:
+        found: int = self.stage.machines[site].late.get("op", 0)
+        return found
 
     def watermark(self, site: str = "a") -> int:
         found: int = self.stage.machines[site].inboxes["op"].watermark_ms
@@ -110,3 +117,140 @@ def test_of_several_inputs_the_slowest_counts_and_one_that_was_never_written_hol
     play.stage.restart("b")
     play.write(300, stream="other", site="b")
     assert play.watermark() == 65
+
+
+# -- rows that are behind a watermark which their own site has not heard of --------------------------------
+
+
+def test_a_log_takes_no_row_behind_its_watermark_though_it_was_in_time_where_it_entered() -> None:
+    play = Play("in")
+    play.stage.withholds = lambda sender, to, message: isinstance(message, m.WatermarkReport)
+    play.stage.machines["a"].promises["op"].hear("b", FOREVER)  # nothing was written there
+    play.write(100)
+    play.write(80, 95, site="b")  # b does not know of 90; a owns the key
+    assert play.taken() == [100, [90], 95]
+    assert (play.late("a"), play.late("b")) == (1, 0)
+
+
+def test_rows_of_a_mobile_source_are_late_as_those_of_others() -> None:
+    play = Play("in")
+    play.write(100)
+    rows = [(key_in(0), 80, 1, 1), (key_in(0), 120, 1, 2)]
+    play.stage.tell("b", m.ProduceMobile("car", 1, "in", rows), "car")
+    assert play.taken() == [100, [90], 120]
+
+
+def test_an_operator_behind_one_without_event_time_gets_no_late_rows_either() -> None:
+    facts = timed("in", sites=("a",))
+    first = msgspec.structs.replace(facts.operators["op"], time_mode="none")
+    second = Operator(
+        "then", ("out",), "end", ("then@a#0",), slots=4, time_mode="eventTime", dead_letters="d"
+    )
+    streams = {**facts.streams, "end": Stream("end", "a"), "d": Stream("d", "a")}
+    chain = Topology(facts.sites, streams, {"op": first, "then": second})
+    assert (chain.late_inputs("op"), chain.late_inputs("then")) == (frozenset(), frozenset({0}))
+    stage = Stage(chain).start("a", "op@a#0", "then@a#0")
+    for at in (100, 150, 60):
+        stage.produce("a", (key_in(0), at, 1))
+    assert [row[1] for entry in stage.log("a") for rows in entry.parts.values() for row in rows] == [
+        100,
+        150,
+        60,
+    ]
+    seen = [row[1] for entry in stage.log("a", "then") for rows in entry.parts.values() for row in rows]
+    assert seen == [100, 150]
+    assert stage.machines["a"].late == {"then": 1}
+
+
+def test_a_stream_that_comes_to_a_site_takes_back_what_the_site_promised_for_others() -> None:
+    play = Play("in", "other")
+    play.write(100)
+    play.write(100, stream="other", site="b")
+    assert play.watermark() == 90
+    play.write(300, stream="other", site="b")  # b promises 290
+    play.write(150, site="b")  # ... but now has a source that is at 140
+    play.write(400)
+    assert [play.watermark(site) for site in "ab"] == [140, 140]
+    play.write(145, site="b")
+    assert play.taken() == [100, 100, [90], 300, 150, 400, [140], 145]
+
+
+def test_what_one_log_has_concluded_the_others_conclude_too() -> None:
+    play = Play("in")
+    play.stage.tell("a", m.WatermarkReport("op", -1, (), concluded_ms=70), "b")
+    assert play.watermark() == 70
+    play.write(75)
+    assert play.stage.said("a", "b", m.WatermarkReport)[-1].concluded_ms == 70
+
+
+# -- idle streams ------------------------------------------------------------------------------------------
+
+
+def test_a_site_without_rows_holds_the_watermark_for_ever_unless_the_stream_has_an_idle_time_out() -> None:
+    for idle_ms, expected in ((None, 90), (500, 490)):
+        play = Play("in", idle_ms=idle_ms)
+        play.write(100, site="b")
+        play.write(200)
+        play.stage.pass_ms(400)
+        play.write(500)
+        assert play.watermark() == 90
+        play.stage.pass_ms(400)
+        assert [play.watermark(site) for site in "ab"] == [expected, expected]
+
+
+def test_a_stream_that_is_written_all_the_time_never_becomes_idle() -> None:
+    play = Play("in", idle_ms=100)
+    for n in range(10):
+        play.write(100 + n, site="b")
+        play.write(1_000 + n)
+        play.stage.pass_ms(60)
+        assert play.watermark() == 90 + n
+    timers = [name for name in play.stage.timers if name == ("b", "idle|in")]
+    assert len(timers) == 1
+
+
+def test_an_idle_site_is_waited_for_again_from_its_next_row_on() -> None:
+    play = Play("in", idle_ms=100)
+    play.write(100, site="b")
+    play.write(200)
+    play.stage.pass_ms(60)
+    play.write(300)
+    play.stage.pass_ms(60)  # b is idle, a is not
+    assert play.watermark() == 290
+    play.write(250, 320, site="b")
+    play.write(500)
+    assert [play.watermark(site) for site in "ab"] == [310, 310]
+    assert play.taken() == [100, [90], 200, 300, [290], 320, 500, [310]]
+    assert play.late("b") == 1
+
+
+def test_where_all_are_idle_the_watermark_stays() -> None:
+    play = Play("in", idle_ms=100)
+    play.write(100)
+    play.stage.pass_ms(300)
+    assert [play.watermark(site) for site in "ab"] == [90, 90]
+    assert not [name for _, name in play.stage.timers if name.startswith("idle|")]
+    play.write(95, 120)
+    assert play.taken() == [100, [90], 95, 120, [110]]
+
+
+def test_an_input_that_nobody_writes_is_waited_for_only_so_long() -> None:
+    play = Play("in", "other", idle_ms=100)
+    play.stage.pass_ms(60)
+    play.write(100)
+    assert play.watermark() == -1
+    play.stage.pass_ms(60)
+    assert [play.watermark(site) for site in "ab"] == [90, 90]
+
+
+def test_after_a_restart_a_stream_has_its_whole_time_again() -> None:
+    play = Play("in", idle_ms=100)
+    play.write(100, site="b")
+    play.stage.pass_ms(90)
+    play.stage.restart("b")
+    play.write(300)
+    play.stage.pass_ms(90)
+    play.write(301)
+    assert play.watermark() == 90
+    play.stage.pass_ms(20)
+    assert play.watermark() == 291

@@ -25,6 +25,7 @@ from tiercel.core.feed import Phase as FeedPhase
 from tiercel.core.records import Flip, KeySet, Output, Route, TableUpdate
 from tiercel.core.routing import RoutingTable
 from tiercel.core.settings import Settings
+from tiercel.core.topology import Stream, Topology
 from tiercel.sim.mutants import DIRECTED, MUTANTS, hunt
 
 KILLERS: dict[str, Any] = json.loads(
@@ -116,6 +117,23 @@ def test_R6_a_flip_leaves_its_site_only_when_it_is_durable_there(mutant: str) ->
     assert bool(told) is bool(mutant), "a crash of `a` could still take the flip back"
     stage.sync("a")
     assert [f for f in stage.said("a", "b", m.LaneFrame) if isinstance(f.notice, m.FlippedNotice)]
+
+
+@pytest.mark.parametrize("mutant", ["", "promised-before-durable"])
+def test_R6_a_promise_about_event_time_leaves_when_what_it_rests_on_is_durable(mutant: str) -> None:
+    facts = topology(kind="windows")
+    timed = Stream("in", "a", logged=False, delay_ms=10)
+    stage = Stage(
+        Topology(facts.sites, {**facts.streams, "in": timed}, facts.operators),
+        Settings(mutant=mutant),
+        "windows",
+    ).start()
+    stage.unsynced.add("a")
+    stage.produce("a", (key_in(0), 100, 1))
+    said = [report.watermark_ms for report in stage.said("a", "b", m.WatermarkReport)]
+    assert (90 in said) == (mutant in DIRECTED)
+    stage.sync("a")
+    assert 90 in [report.watermark_ms for report in stage.said("a", "b", m.WatermarkReport)]
 
 
 @mutants_of("R6")
@@ -286,6 +304,34 @@ def test_R17_a_moved_key_keeps_its_clock_and_no_watermark_overtakes_a_row(mutant
     assert_noticed(mutant)
 
 
+def move_away_from_a_log_that_knows_more(mutant: str = "") -> Stage:
+    """Site c holds the watermark back at 10, then is silent; only the log of a concluded 90 before."""
+    facts = topology(("a", "b", "c"), kind="windows")
+    timed = Stream("in", "a", logged=False, delay_ms=10)
+    facts = Topology(facts.sites, {**facts.streams, "in": timed}, facts.operators)
+    stage = Stage(facts, Settings(mutant=mutant), kind="windows").start()
+    stage.withholds = lambda sender, to, message: (sender, to) == ("c", "a")
+    stage.produce("c", (key_in(2), 20, 1), producer="of c")
+    stage.produce("a", (key_in(0), 100, 1), producer="of a")
+    stage.deliver()
+    assert [stage.machines[site].inboxes["op"].watermark_ms for site in "abc"] == [90, 10, 10]
+    stage.move(SLOT_0, A, B)
+    stage.pass_ms(5_000)
+    return stage
+
+
+def test_R17_a_move_does_not_wait_for_a_watermark_that_a_silent_site_holds_back() -> None:
+    stage = move_away_from_a_log_that_knows_more()
+    assert stage.said("a", BOSS, m.MoveStatus)[-1].phase == "done"
+    assert stage.machines["b"].inboxes["op"].watermark_ms == 90
+
+
+def test_R17_the_planted_bug_waits_for_it_for_ever() -> None:
+    assert "carried-watermark-not-logged" in DIRECTED
+    stage = move_away_from_a_log_that_knows_more("carried-watermark-not-logged")
+    assert stage.said("a", BOSS, m.MoveStatus)[-1].phase == "emitting"
+
+
 def keys_whose_destination_is_ahead(mutant: str = "") -> Stage:
     """The source's outputs are at watermark 50; the destination's site has given 100. A move is asked for."""
     stage = Stage(topology(kind="windows"), Settings(mutant=mutant), kind="windows").start()
@@ -340,7 +386,7 @@ def test_R18_a_site_does_not_raise_its_watermark_while_it_prepares_for_keys() ->
 
 
 @mutants_of("R19")
-def test_R19_timers_fire_at_their_time_also_for_keys_that_are_held(mutant: str) -> None:
+def test_R19_timers_fire_at_their_time_and_no_operator_sees_a_row_behind_its_watermark(mutant: str) -> None:
     assert_noticed(mutant)
 
 

@@ -26,6 +26,7 @@ from oracle_processors import (
     Lists,
     Maps,
     Started,
+    TimedJoin,
     Values,
 )
 from pyspark.sql.streaming import StatefulProcessor
@@ -212,6 +213,29 @@ def join() -> Case:
     return Case("join", Join(), streams, batches)
 
 
+def timed_join() -> Case:
+    """As the join, in event time.
+
+    Both inputs are equally far in every batch: it does not matter which one's rows of a batch come first.
+    """
+    case = join()
+    random = Random("timed join")
+    for batch, rows in enumerate(case.batches):
+        for name, of_stream in rows.items():
+            drawn_ms = [batch * 10_000 + random.randint(-12_000, 9_000) for _ in of_stream]
+            rows[name] = [
+                (*row, START + timedelta(milliseconds=at))
+                for row, at in zip(of_stream, drawn_ms, strict=True)
+            ]
+        newest = START + timedelta(milliseconds=batch * 10_000 + 10_000)
+        rows["orders"].append(("clock", batch, "order", batch, newest))
+        rows["payments"].append(("clock too", batch, "payment", "x", batch, newest))
+    case.name, case.processor = "timed-join", TimedJoin()
+    case.streams = {name: f"{schema}, ts timestamp" for name, schema in case.streams.items()}
+    case.time_mode, case.event_time, case.delay_ms = "eventTime", "ts", DELAY_MS
+    return case
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "value state": lambda: plain("values", Values(), "add", "set", "set null", "clear", "look"),
     "list state": lambda: plain("lists", Lists(), "append", "append list", "put", "clear", "look"),
@@ -223,4 +247,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "processing-time timers": alarms,
     "initial state": started,
     "join": join,
+    "join in event time": timed_join,
 }

@@ -180,8 +180,8 @@ class Expiring(Told):
 class EventTimers(Told):
     """Timers in event time. A firing one may register another, and sees itself in the list.
 
-    What it registers is not due yet: such a timer would fire at once here, in order with the others, and
-    with Spark's next batch there.
+    One that is due already when it is registered by a firing one fires later: in Spark with the next batch,
+    here with the key's next row or watermark. So such a timer does not tell the watermark it sees.
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -205,7 +205,10 @@ class EventTimers(Told):
         self.fired.update((fired,))
         if expiry % 5 == 0:
             self.handle.registerTimer(timerValues.getCurrentWatermarkInMs() + 7_001 + 10 * fired)
-        seen = (timerValues.getCurrentWatermarkInMs(), told(key), fired, sorted(self.handle.listTimers()))
+        elif expiry % 5 == 2:
+            self.handle.registerTimer(expiry - 3)
+        now = timerValues.getCurrentWatermarkInMs() if expiry % 5 != 4 else "later"
+        seen = (now, told(key), fired, sorted(self.handle.listTimers()))
         yield Row(k=key[0], seq=expiry, told=f"fired: {told(seen)}")
 
 
@@ -276,3 +279,21 @@ class Join(Told):
             return [(row.n, told(paid)) for paid in sorted(map(told, self.payments.iterator()))]
         self.payments.updateValue((row.text,), (row.amount,))
         return [(told(ordered), row.text, row.n) for ordered in self.orders.get()]
+
+
+class TimedJoin(Join):
+    """Orders that were not paid in time, by a watermark that is the slower one of the two inputs."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self.handle = handle
+
+    def carry_out(self, row: Any) -> Any:
+        if row.text is None:
+            self.handle.registerTimer(int(row.ts.timestamp() * 1000) + 4_000)
+        return (self.times.getCurrentWatermarkInMs(), super().carry_out(row))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        left = (sorted(self.orders.get()), sorted(map(told, self.payments.iterator())))
+        now = timerValues.getCurrentWatermarkInMs()
+        yield Row(k=key[0], seq=expiredTimerInfo.getExpiryTimeInMs(), told=f"unpaid: {told((now, left))}")

@@ -20,7 +20,7 @@ import msgspec
 
 from tiercel.core import messages as m
 from tiercel.core.inbox import Group
-from tiercel.core.records import OWN, SHADOW, Adopt, Done, Key, Output, Position
+from tiercel.core.records import OWN, SHADOW, Adopt, Done, Key, Output, Position, Watermark
 from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
 from tiercel.core.strategies import STRATEGIES
@@ -178,6 +178,9 @@ class Arrival:
         inbox.groups[self.move] = Group(self.keys, self.destination, leaving=False)
         if self.from_site != self.router.site:
             inbox.install_marks(step, notice.marks, self.member)
+        behind = inbox.watermark_ms < notice.watermark_ms
+        if behind and inbox.mutant != "carried-watermark-not-logged":  # what that log knows is true here
+            inbox.append(step, {}, Watermark(notice.watermark_ms))
         p = self.prepare
         adopt = Adopt(
             p.move,

@@ -215,7 +215,10 @@ class DestinationMove:
                 self.controls.append(item)
             self.marks.pass_by(position, control)
             for key in self.space.due(self._due(position, time_ms, control)):
-                self._control_for(key, position, time_ms, control, self.marks)
+                if position <= self.at.get(key, (SHADOW, -1)):
+                    self.space.remind(key)  # its image has this; what is due in it waits for the next one
+                else:
+                    self._control_for(key, position, time_ms, control, self.marks)
             return
         by_key: dict[Key, list[Row]] = {}
         for row in rows:

@@ -178,17 +178,20 @@ class Engine:
         out: list[Output],
         before: int | None = None,
     ) -> None:
-        """Timers of this key up to `due_ms`, ascending; the firing one is listed until it is done."""
+        """Timers of this key up to `due_ms`, ascending; the firing one is listed until it is done.
+
+        One that is registered meanwhile and due already fires with the key's next rows, tick or watermark:
+        in Spark with the next batch.
+        """
         handle, code = self.handle, self.code
         handle.state = state
         handle.time_ms = time_ms
         first = len(out) if before is None else before
-        while state.timers:
-            expiry = min(state.timers)
-            if expiry > due_ms:
-                break
-            self._fire_one(state, key, expiry, code.timer_values(time_ms, watermark_ms), offset, out, first)
-            state.timers.discard(expiry)
+        for expiry in sorted(timer for timer in state.timers if timer <= due_ms):
+            if expiry in state.timers:  # unless one before it has deleted it
+                times = code.timer_values(time_ms, watermark_ms)
+                self._fire_one(state, key, expiry, times, offset, out, first)
+                state.timers.discard(expiry)
 
     def _fire_one(
         self, state: KeyState, key: Key, expiry: int, times: Any, offset: int, out: list[Output], first: int

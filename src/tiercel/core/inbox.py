@@ -22,6 +22,7 @@ from tiercel.core.feed import LIVE, Feed
 from tiercel.core.lanes import Inbound
 from tiercel.core.records import (
     ABSENT_WATERMARK,
+    INITIAL,
     Control,
     Entry,
     Key,
@@ -117,6 +118,9 @@ class Inbox:
         self._backlog: deque[tuple[int, int]] = deque()
         self.backlog_rows = 0
         self.stored_overrides: set[Key] = set(table.overrides)
+        self.timed: frozenset[int] = frozenset()  # inputs whose rows are left out when they are late
+        self.tagged = False  # payloads say by which input they came
+        self.came_late: Callable[[str, list[Row]], None] = lambda operator, rows: None
 
     # -- routing -----------------------------------------------------------------------------
 
@@ -285,6 +289,7 @@ class Inbox:
 
     def _append_ready(self, step: Step, ready: list[Row]) -> None:
         parts: dict[str, list[Row]] = {}
+        late: list[Row] = []
         for row in ready:
             key = row[0]
             if key in self.returning and self.marks[key].get(self.site, 0) >= self.counts.get(key, 0):
@@ -293,8 +298,20 @@ class Inbox:
             target = self._routes.get(key)
             if target is None or target[0] == AWAY:
                 target = self._local_target(key)
-            parts.setdefault(target, []).append(row[:3])
-        self.append(step, parts)
+            if self.timed and row[1] <= self.watermark_ms and self._is_late(row):
+                late.append(row)
+            else:
+                parts.setdefault(target, []).append(row[:3])
+        if late:
+            self.came_late(self.name, late)
+        if parts:
+            self.append(step, parts)
+
+    def _is_late(self, row: Row) -> bool:
+        """Where it came from it was in time, but this log knows more."""
+        if row[1] == INITIAL or self.mutant == "late-rows-taken":
+            return False
+        return not self.tagged or row[2][0] in self.timed
 
     def _local_target(self, key: Key) -> str:
         if key in self.returning:

@@ -121,6 +121,11 @@ class KeySpace:
                 found[key] = None
         return list(found)
 
+    def remind(self, key: Key) -> None:
+        """The timers of this key did not fire when they were due: it is too early for them."""
+        for expiry in self.keys[key].timers:
+            heapq.heappush(self._heap, (expiry, key))
+
     def sample_bytes(self, count: int = 8) -> list[int]:
         """The sizes of the oldest and the newest keys: a cheap guess at all of them."""
         some = chain(islice(self.keys.items(), count), islice(reversed(self.keys.items()), count))

@@ -21,6 +21,7 @@ from tiercel.core.departures import DECIDED, Departure
 from tiercel.core.departures import Phase as DeparturePhase
 from tiercel.core.effects import StorageKey
 from tiercel.core.inbox import Group
+from tiercel.core.records import ABSENT_WATERMARK
 from tiercel.core.step import Step
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def recover_router(router: Router, items: dict[StorageKey, Any]) -> Callable[[St
             case ("head", name):
                 inbox = router.inboxes[name]
                 inbox.offset, inbox.time_ms, inbox.watermark_ms = value
+                if router.mutant == "watermark-forgotten":
+                    inbox.watermark_ms = ABSENT_WATERMARK
                 inbox.durable = inbox.offset
             case ("trimmed", name):
                 router.inboxes[name].trimmed = value
@@ -127,3 +130,4 @@ def _first_steps(router: Router, step: Step) -> None:
     for lane in router.lanes.values():
         if lane.to == router.site:
             router.loop_back(step, lane)
+    router.first_looks(step)

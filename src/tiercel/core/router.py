@@ -145,7 +145,9 @@ class Router(MoveDesk):
             case m.ProduceMobile():
                 self.on_produce_mobile(step, sender, message)
             case m.WatermarkReport():
-                self.promises[message.operator].hear(sender, message.watermark_ms, message.sources)
+                self.promises[message.operator].hear(
+                    sender, message.watermark_ms, message.sources, message.concluded_ms
+                )
             case m.Moved():
                 self.on_moved(step, message)
             case m.Hello():
@@ -227,6 +229,8 @@ class Router(MoveDesk):
             self.on_tick(step, timer[5:])
         elif timer.startswith("trim|"):
             self.inboxes[timer[5:]].trim(step)
+        elif timer.startswith("idle|"):
+            self.on_look(step, timer[5:])
 
     def _on_connected(self, step: Step, peer: str) -> None:
         self.connected.add(peer)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tiercel.core import messages as m
 from tiercel.core.inbox import Inbox, Reader
 from tiercel.core.lanes import FrameId, Inbound, Lane
+from tiercel.core.records import Row
 from tiercel.core.routing import RoutingTable
 from tiercel.core.settings import Settings
 from tiercel.core.step import Journal, Step
@@ -65,10 +66,16 @@ class Site(ABC):
             for producer, at in stream.producers.items():
                 for operator_name in topology.consumers(stream.name) if at == site else ():
                     self.promises[operator_name].sources[producer] = -1
+        for name, inbox in self.inboxes.items():
+            inbox.timed = topology.late_inputs(name)
+            inbox.tagged = len(topology.operators[name].inputs) > 1
+            inbox.came_late = self.came_late
+        self.looking: set[str] = set()  # streams with an idle time-out that is running
+        self.last_rows_ms: dict[str, float] = {}  # of those streams, when rows of them came here last
         self.event_time = any(o.time_mode == "eventTime" for o in topology.operators.values())
         self.owed: dict[str, tuple[str, str]] = {}  # producers whose acknowledgement waits for a reader
         self.ticking: set[str] = set()
-        self.late: dict[str, int] = {}  # operator -> rows that came behind this site's watermark, this life
+        self.late: dict[str, int] = {}  # operator -> rows that were late at this site, in this life
         self.rows = self.outputs = 0  # taken in and admitted in this life, for `gauges`
         self.boot: Callable[[Step], None] | None = None
 
@@ -103,6 +110,10 @@ class Site(ABC):
             step.send_durable(site, message)
         else:
             step.send(site, message)
+
+    @abstractmethod
+    def came_late(self, operator: str, rows: list[Row]) -> None:
+        """These rows are behind the watermark: nobody sees them."""
 
     @abstractmethod
     def on_message(self, step: Step, sender: str, message: Any) -> None:

@@ -21,6 +21,7 @@ class Stream(msgspec.Struct, frozen=True):
     logged: bool = True
     producers: dict[str, str] = {}  # those that give watermarks -> their site; all are waited for
     delay_ms: int | None = None  # watermark = newest event time seen by a site - this; None: producers say
+    idle_ms: int | None = None  # a site without rows of it for so long is not waited for; None: it is
 
 
 class Operator(msgspec.Struct, frozen=True):
@@ -71,6 +72,21 @@ class Topology(msgspec.Struct, frozen=True):
         """Those that make their own watermark."""
         inputs = [self.streams[name] for name in self.operators[operator].inputs if name in self.streams]
         return tuple(stream.name for stream in inputs if stream.delay_ms is not None)
+
+    def late_inputs(self, operator: str) -> frozenset[int]:
+        """Which inputs are without their late rows: it is the first in event time behind such a stream."""
+        facts = self.operators[operator]
+        if facts.time_mode != "eventTime":
+            return frozenset()
+        return frozenset(n for n, stream in enumerate(facts.inputs) if self._has_late_rows(stream))
+
+    def _has_late_rows(self, stream: str) -> bool:
+        if stream in self.streams and self.streams[stream].delay_ms is not None:
+            return True
+        writer = self.producer_of(stream)
+        if writer is None or self.operators[writer].time_mode == "eventTime":
+            return False
+        return any(self._has_late_rows(name) for name in self.operators[writer].inputs)
 
     def producer_of(self, stream: str) -> str | None:
         """The operator that writes a stream; None for a stream that producers write."""

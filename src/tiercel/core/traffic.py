@@ -1,7 +1,7 @@
-"""Rows through a site: taking in, admitting outputs, fan-out, lanes, watermarks.
+"""Rows through a site: taking in, admitting outputs, fan-out, lanes, ticks.
 
 Responsible for: each row accepted once and on its way, in one write per event.
-Not responsible for: who owns a key, and changes of that (inbox.py, movedesk.py).
+Not responsible for: who owns a key, and changes of that (inbox.py, movedesk.py); event_time.py.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tiercel.core import messages as m
+from tiercel.core.event_time import EventTime
 from tiercel.core.inbox import Held, Inbox
 from tiercel.core.lanes import FrameId, Inbound, Lane
-from tiercel.core.records import ABSENT_WATERMARK, INITIAL, Output, Row, TableUpdate, Watermark
-from tiercel.core.site import Site
+from tiercel.core.records import INITIAL, Output, Row, TableUpdate
 from tiercel.core.step import Step
 from tiercel.core.watermarks import FOREVER
 
 
-class Traffic(Site):
+class Traffic(EventTime):
     """The data path of a router."""
 
     # -- what enters here --------------------------------------------------------------------
@@ -25,30 +25,20 @@ class Traffic(Site):
     def on_produce(self, step: Step, sender: str, message: m.Produce) -> None:
         if self.producers.accept(step, message.producer, message.seq, self.mutant):
             facts = self.topology.streams.get(message.stream)
-            delay_ms = None if facts is None else facts.delay_ms
-            if delay_ms is not None and message.rows and not message.initial:
-                self.promise_source(step, message.stream, message.stream, ABSENT_WATERMARK)  # written here
-            if message.rows:
-                self.take_in(
-                    step, message.stream, message.rows, initial=message.initial, timed=delay_ms is not None
-                )
-            if delay_ms is not None and message.rows and not message.initial:
-                mark = message.watermark_ms  # of a batch that came in several frames: they share one
+            timed = facts is not None and facts.delay_ms is not None and message.rows and not message.initial
+            mark = message.watermark_ms  # of a batch that came in several frames: they share one
+            if facts is not None and facts.delay_ms is not None and timed:
+                self.written(step, facts)
                 if mark is None:
-                    mark = max([row[1] for row in message.rows]) - delay_ms
-                self.promise_source(step, message.stream, message.stream, mark)
-            elif message.watermark_ms is not None:
-                self.promise_source(step, message.stream, message.producer, message.watermark_ms)
+                    mark = max([row[1] for row in message.rows]) - facts.delay_ms
+                if self.mutant == "late-for-each-other":
+                    self.promise_source(step, message.stream, message.stream, mark)
+            if message.rows:
+                self.take_in(step, message.stream, message.rows, initial=message.initial)
+            if mark is not None:
+                source = message.stream if timed else message.producer
+                self.promise_source(step, message.stream, source, mark)
         self.acknowledge_producer(step, sender, message.producer, message.stream)
-
-    def promise_source(self, step: Step, stream: str, source: str, watermark_ms: int) -> None:
-        """This source of a stream, a producer or the stream itself at this site, is that far."""
-        for operator in self.consumers(stream):
-            sources = self.promises[operator].sources
-            self.promises[operator].unwritten.discard(source)
-            if source not in sources or watermark_ms > sources[source]:
-                sources[source] = watermark_ms
-                step.put(("source", operator, source), watermark_ms)
 
     def acknowledge_producer(self, step: Step, to: str, producer: str, stream: str) -> None:
         """The mark is held back while a reader is too far behind: that is what slows a producer down."""
@@ -74,10 +64,8 @@ class Traffic(Site):
                 del self.owed[producer]
                 self.producers.acknowledge(step, to, producer)
 
-    def take_in(
-        self, step: Step, stream: str, rows: list[Row], *, initial: bool = False, timed: bool = False
-    ) -> None:
-        """Rows of a stream, to every operator that reads it; `timed`: late ones are left out here.
+    def take_in(self, step: Step, stream: str, rows: list[Row], *, initial: bool = False) -> None:
+        """Rows of a stream, to every operator that reads it; without those that are late for it.
 
         An operator of several inputs is told with each row which one it came by.
         """
@@ -85,23 +73,14 @@ class Traffic(Site):
         for name in self.consumers(stream):
             inbox, operator = self.inboxes[name], self.topology.operators[name]
             mine = [(r[0], INITIAL, r[2]) for r in rows] if initial else rows
-            if timed and not initial and operator.time_mode == "eventTime":
-                mine = self._in_time(name, rows)
+            n = operator.inputs.index(stream)
             if len(operator.inputs) > 1:
-                n = operator.inputs.index(stream)
                 mine = [(r[0], r[1], (n, r[2])) for r in mine]
+            if n in inbox.timed and not initial:
+                mine = self.in_time(name, mine)
             if mine:
                 for site, stamped in inbox.intake(step, mine).items():
                     self.send_away(step, site, inbox, stamped)
-
-    def _in_time(self, operator: str, rows: list[Row]) -> list[Row]:
-        """What this site has promised holds: rows at or below it are late, and no operator sees them."""
-        promised = self.intake_promise(operator)
-        mark = max(self.inboxes[operator].watermark_ms, promised if promised < FOREVER else ABSENT_WATERMARK)
-        kept = [row for row in rows if row[1] > mark]
-        if len(kept) < len(rows):
-            self.late[operator] = self.late.get(operator, 0) + len(rows) - len(kept)
-        return kept
 
     def send_away(
         self, step: Step, site: str, inbox: Inbox, rows: list[Row], via: tuple[FrameId, ...] = ()
@@ -354,52 +333,6 @@ class Traffic(Site):
             if lane.inbox in concerned
             for n in lane.frames
         }
-
-    # -- event time --------------------------------------------------------------------------
-
-    def output_promise(self, operator: str) -> int:
-        """No output of this operator from this site will come from input at or below this."""
-        inbox = self.inboxes[operator]
-        low = inbox.watermark_ms
-        for instance in inbox.readers:
-            feed = inbox.feeds.get(instance)
-            low = min(low, feed.watermark_ms if feed is not None else -1)
-        for arrival in self.arrivals.values():
-            if arrival.inbox is inbox and arrival.freezes:
-                low = min(low, arrival.record.frozen_ms)
-        return low
-
-    def intake_promise(self, operator: str) -> int:
-        """No row at or below this will enter the system here for this operator."""
-        low = self.promises[operator].worth()
-        for stream in self.topology.operators[operator].inputs:
-            upstream = self.topology.producer_of(stream)
-            if upstream is not None:
-                low = min(low, self.output_promise(upstream))
-        return low
-
-    def promise(self, step: Step) -> None:
-        """Tell every site what this one promises, where that has grown; conclude; log."""
-        for operator, promises in self.promises.items():
-            low = self.intake_promise(operator)
-            for lane in self.lanes.values():
-                if lane.inbox == operator and lane.watermarks and self.mutant != "watermark-overtakes":
-                    low = min([low, *lane.watermarks.values()])
-            if promises.to_tell(low):
-                promises.told, promises.told_sources = low, len(promises.sources)
-                promises.hear(self.site, low)
-                for site in self.topology.sites:
-                    if site != self.site:
-                        step.send_durable(site, m.WatermarkReport(operator, low, tuple(promises.sources)))
-            inbox = self.inboxes[operator]
-            conclusion = promises.conclusion()
-            if conclusion > inbox.watermark_ms:
-                inbox.append(step, {}, Watermark(conclusion))
-
-    def repeat_promises(self, step: Step, site: str) -> None:
-        for operator, promises in self.promises.items():
-            if promises.told >= 0 or promises.sources:
-                step.send_durable(site, m.WatermarkReport(operator, promises.told, tuple(promises.sources)))
 
     # -- ticks -------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from tiercel.sim.checkers import Violation
 from tiercel.sim.points import CRASH_POINTS, CrashPoint, enumerate_points
 from tiercel.sim.run import Result, run
 from tiercel.sim.scenario import Options, Scenario, draw
+from tiercel.sim.variations import vary
 
 CHUNK = 8  # runs per task: long enough to hide the hand-over, short enough for a steady progress
 AHEAD = 4  # chunks per process that wait to be taken
@@ -76,7 +77,7 @@ class Summary(msgspec.Struct):
 def scenario_of(seed: int, options: Options) -> Scenario:
     """The scenario of a seed in a campaign; its crash points are those of the strategies asked for."""
     points: list[tuple[str, str, str, bool]] = [p for p in CRASH_POINTS if p.strategy in options.strategies]
-    return draw(seed, options, points=points)
+    return vary(draw(seed, options, points=points), options)
 
 
 def run_safely(scenario: Scenario) -> Result:

@@ -12,19 +12,21 @@ Not responsible for: collecting the facts (recorder.py), the reference (referenc
     a-move-ends           every move is done or undone, and everything becomes quiet
     bounded               no queue above its limit (asked of every machine after every event)
     in-step               source and destination never differ where both have processed a key
-    watermark             no row comes behind a watermark that its source had not yet reached
+    watermark             no row comes behind a watermark that its source had not yet reached; none goes back
+    late-rows             a row is left out only if it is behind the watermark of its site or of a log
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from typing import Any
 
 import msgspec
 
 from tiercel.control.controller import Controller
 from tiercel.core.instance import Instance
-from tiercel.core.records import Key, Output
+from tiercel.core.records import Key, Output, Watermark
 from tiercel.core.topology import Operator
 from tiercel.sim.deployment import Deployment
 from tiercel.sim.reference import KeyHistory, Reference
@@ -45,15 +47,18 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
         found.append(Violation("a-move-ends", f"the run did not become quiet: {why}"))
     found += [Violation("one-owner", text) for text in deployment.owner_breaches[:3]]
     found += _moves_end(deployment)
+    found += [Violation("late-rows", text) for text in deployment.recorder.late_breaches[:3]]
+    found += _watermarks_grow(deployment)
     expected: dict[Any, int] = Counter()
     sources: dict[Any, tuple[Any, int]] = {}
+    first_inputs = next(iter(deployment.topology.operators.values())).inputs
     scripts: list[Traffic | Journey] = [*deployment.scenario.traffic, *deployment.scenario.journeys]
     for script in scripts:
         for frame in script.frames:
             for key, _, payload in frame:
-                expected[key, payload] += 1
-                sources[key, payload] = (script.name, payload[1])
-    fixed = {script.name for script in deployment.scenario.traffic}
+                item = (key, _as_taken(first_inputs, script, payload))
+                expected[item] += 1
+                sources[item] = (script.name, payload[1])
     for operator in deployment.topology.operators.values():
         scenario = deployment.scenario
         reference = Reference(
@@ -61,23 +66,12 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
         )
         histories = reference.run()
         found += [Violation("a-move-ends", text) for text in reference.missing]
-        found += _inputs(operator, histories, reference, expected, sources)
+        left_out = deployment.recorder.late.get(operator.name, set())
+        found += _inputs(operator, histories, reference, expected, sources, left_out)
         found += _outputs(deployment, operator.output, histories, "outputs")
         found += _outputs(deployment, operator.dead_letters, histories, "dead_letters")
         found += _states(deployment, operator, histories)
-        first = operator.inputs == ("input",)
-        by_the_clock = "sessions" in scenario.kinds.values()  # its outputs' event times are clock times
-        if first or not (scenario.journeys or by_the_clock):  # mobile sources give no watermark
-            late = [
-                t
-                for h in histories.values()
-                for t in h.late
-                if not first or any(f"'{n}'" in t for n in fixed)
-            ]
-            found += [
-                Violation("watermark", f"{operator.name}: {text} came behind the watermark")
-                for text in late[:3]
-            ]
+        found += _behind_watermark(deployment, operator, histories)
         expected, sources = Counter(), {}
         for history in histories.values():
             for n, output in enumerate(history.outputs):
@@ -85,6 +79,43 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
                 expected[key, _plain(payload)] += 1
                 sources[key, _plain(payload)] = (history.key, n)
     return found
+
+
+def _behind_watermark(
+    deployment: Deployment, operator: Operator, histories: dict[Key, KeyHistory]
+) -> list[Violation]:
+    """Rows that came behind the watermark, where none may."""
+    scenario, topology = deployment.scenario, deployment.topology
+    late = [text for history in histories.values() for text in history.late]
+    if topology.late_inputs(operator.name):
+        pass  # they are left out, whoever sent them
+    elif any(topology.streams[stream].delay_ms is not None for stream in operator.inputs):
+        late = []  # it is not in event time, so it gets them
+    elif "input" in operator.inputs:
+        fixed = [f"'{script.name}'" for script in scenario.traffic]  # mobile sources give no watermark
+        late = [text for text in late if any(name in text for name in fixed)]
+    elif scenario.journeys or "sessions" in scenario.kinds.values():
+        late = []  # rows of theirs, or event times that are clock times
+    return [Violation("watermark", f"{operator.name}: {text} came behind the watermark") for text in late[:3]]
+
+
+def _as_taken(inputs: tuple[str, ...], script: Traffic | Journey, payload: Any) -> Any:
+    """An operator of several inputs is told by which one a row came."""
+    stream = script.stream if isinstance(script, Traffic) else "input"
+    return payload if len(inputs) == 1 else (inputs.index(stream), payload)
+
+
+def _watermarks_grow(deployment: Deployment) -> list[Violation]:
+    found = []
+    for (site, operator), log in deployment.recorder.logs.items():
+        last = -1
+        for _, entry in sorted(log.items()):
+            if isinstance(entry.control, Watermark):
+                if entry.control.value_ms <= last:
+                    text = f"{operator} at {site}: {entry.control.value_ms} comes behind {last}"
+                    found.append(Violation("watermark", text))
+                last = entry.control.value_ms
+    return found[:3]
 
 
 def _plain(payload: Any) -> Any:
@@ -108,6 +139,7 @@ def _inputs(
     reference: Reference,
     expected: dict[Any, int],
     sources: dict[Any, tuple[Any, int]],
+    left_out: Set[Any],
 ) -> list[Violation]:
     found: list[Violation] = []
     seen: dict[Any, int] = Counter()
@@ -132,7 +164,7 @@ def _inputs(
             f"{operator.name}: {in_logs - in_histories} rows are in logs of sites that did not own their keys"
         )
         found.append(Violation("one-owner", text))
-    for item in expected.keys() - seen.keys():
+    for item in expected.keys() - seen.keys() - left_out:
         found.append(Violation("exactly-once-input", f"{operator.name}: lost {item}"))
     for item, count in seen.items():
         if count > expected.get(item, 0):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tiercel.core.clients import MobileSource, Producer, Subscriber
 from tiercel.core.effects import Effect, SetTimer
 from tiercel.core.events import Connected, Event, TimerFired
-from tiercel.core.records import StreamEntry
+from tiercel.core.records import ABSENT_WATERMARK, StreamEntry
 from tiercel.sim.scenario import Journey, Traffic
 
 
@@ -36,12 +36,20 @@ class ScriptedProducer:
         return effects
 
     def _due(self, now_ms: float) -> float:
-        return max(now_ms + 0.5, self.script.start_ms + self.script.gap_ms * self.producer.submitted)
+        script, n = self.script, self.producer.submitted
+        before_frame, pause_ms = script.pause
+        pause_ms = pause_ms if n >= before_frame else 0.0
+        return max(now_ms + 0.5, script.start_ms + script.gap_ms * n + pause_ms)
 
     def _submit(self) -> list[Effect]:
-        frame = self.script.frames[self.producer.submitted]
-        watermark = frame[-1][1] - 1 if self.script.watermarks else None
-        return self.producer.submit("input", list(frame), watermark)
+        script, n = self.script, self.producer.submitted
+        frame = script.frames[n]
+        watermark = frame[-1][1] - 1 if script.watermarks else None
+        if script.batch:  # as feeds do: the last frame of a batch has the watermark of all
+            batch = script.frames[n + 1 - script.batch : n + 1] if (n + 1) % script.batch == 0 else []
+            newest = max((row[1] for rows in batch for row in rows), default=None)
+            watermark = ABSENT_WATERMARK if newest is None else newest - script.delay_ms
+        return self.producer.submit(script.stream, list(frame), watermark)
 
     @property
     def finished(self) -> bool:

@@ -23,7 +23,7 @@ from tiercel.sim.clients import Listener, ScriptedMobile, ScriptedProducer
 from tiercel.sim.disk import Disk
 from tiercel.sim.network import Network
 from tiercel.sim.process import Machine, Process
-from tiercel.sim.recorder import Recorder, steps_of
+from tiercel.sim.recorder import Recorder, WatchedRouter, steps_of
 from tiercel.sim.scenario import Action, Scenario
 from tiercel.sim.world import World
 from tiercel.workloads.processors import KINDS, PlainCode
@@ -50,6 +50,8 @@ class Deployment:
         self.steps_seen: set[tuple[str, str, str]] = set()
         self.moves: dict[str, WantedMove] = {}
         self.faults = 0
+        self.turn_deaths: dict[str, float] = {}  # routers that die in their next step with several events
+        self.shared_steps = 0  # steps that took several events
         self.refusals: list[str] = []
         self.owner_breaches: list[str] = []
         self._build()
@@ -108,6 +110,7 @@ class Deployment:
             on_retire=self._retire,
             before_effect=self._before_effect,
             validate=True,
+            turn_ms=scenario.turn_ms.get(name, 0.0),
         )
         return process
 
@@ -135,7 +138,7 @@ class Deployment:
 
     def _router(self, site: str, life: int, items: dict[StorageKey, Any]) -> Router:
         self.recorder.recovered(site, items)
-        return Router(site, self.topology, self.scenario.settings, life, items)
+        return WatchedRouter(site, self.topology, self.scenario.settings, life, items, recorder=self.recorder)
 
     def _launch(self, instance: str) -> None:
         self.retired.discard(instance)
@@ -154,6 +157,11 @@ class Deployment:
         """Sees every event and its effects; may let the process die before or after them."""
         crash_at = None
         steps = steps_of(event, effects)
+        if process.together > 1:
+            self.shared_steps += 1
+            if process.name in self.turn_deaths:
+                crash_at = self.world.rng.randint(0, len(effects))
+                process.restart_after(self.turn_deaths.pop(process.name))
         for move, step in steps:
             crash_at = self._crash_here(process, move, step, len(effects))
             if crash_at is not None:
@@ -291,6 +299,8 @@ class Deployment:
             case "crash" if process is not None:
                 process.crash()
                 process.restart_after(action.for_ms)
+            case "in-turn":
+                self.turn_deaths[action.target] = action.for_ms
             case "zombie" if process is not None:
                 process.fork_zombie(action.for_ms)
             case "slow-disk" if process is not None:

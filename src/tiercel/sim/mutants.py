@@ -26,6 +26,7 @@ ROAMING = {"journeys": (4,), "lane_frames_max": 1, "sites_min": 3, "sites_max": 
 ROUTERS = {"faults": ("crash", "step"), "sites_min": 2, "strategies": ("live", "pause")}
 SLICED = {"faults": ("crash", "step"), "capture_pause_ms": 30.0}
 CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
+LATE = {"kinds": ("windows",), "sites_min": 2, "timed": 1.0}
 
 
 class Mutant(NamedTuple):
@@ -67,6 +68,9 @@ MUTANTS: dict[str, Mutant] = {
     "epoch-not-compared": Mutant("R15", "a slot's news sweeps overrides that are newer than it"),
     "clock-not-carried": Mutant("R17", "a moved key's clock and watermark run backwards", CLOCKS),
     "watermark-overtakes": Mutant("R17", "a watermark is promised while rows below it are under way"),
+    "watermark-forgotten": Mutant("R19", "a restarted log has forgotten its watermark", LATE),
+    "late-rows-taken": Mutant("R19", "a log takes rows that are behind its watermark", LATE),
+    "late-for-each-other": Mutant("R19", "rows of one frame are late for each other", LATE),
     "ticks-not-held": Mutant("R19", "ticks and watermarks that pass while a key is held are lost for it"),
     "tick-delivered-twice": Mutant("R19", "timers fire before their time"),
     "deleted-keys-not-told": Mutant(
@@ -95,6 +99,10 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in tests/rules shows each
+    "promised-before-durable": Mutant("R6", "a site promises what a crash can still take back"),
+    "carried-watermark-not-logged": Mutant(
+        "R17", "a move waits for a watermark that a silent site holds back"
+    ),
     "flip-ignores-watermark": Mutant("R18", "keys move to a place whose watermark is ahead of theirs"),
 }
 

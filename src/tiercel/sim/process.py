@@ -11,8 +11,10 @@ Not responsible for: deciding anything (the machine), when faults come, who runs
 from __future__ import annotations
 
 import math
+import random
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol, assert_never, cast
 from zlib import crc32
 
 from tiercel.core.effects import (
@@ -42,6 +44,12 @@ class Machine(Protocol):
         ...
 
 
+class TurnMachine(Machine, Protocol):
+    """One that takes several events in a step, as many as it sees fit: the first ones of a queue."""
+
+    def on_events(self, waiting: deque[Event], now_ms: float) -> Sequence[Effect]: ...
+
+
 MakeMachine = Callable[[int, dict[StorageKey, Any]], Machine]
 BeforeEffect = Callable[["Process", Event, Sequence[Effect]], int | None]
 
@@ -68,6 +76,7 @@ class Life:
         "_process",
         "_timers",
         "_validate",
+        "_waiting",
         "_world",
         "alive",
         "disk",
@@ -84,6 +93,7 @@ class Life:
         self._clock_rate = 1.0 + process.drift
         self._clock_offset_ms = process.clock_offset_ms
         self._timers: dict[str, tuple[float, float]] = {}  # name -> (due, when the call comes)
+        self._waiting: deque[Event] = deque()  # for the next turn
         self._validate = getattr(machine, "validate", None) if process.validate else None
         self.machine = machine
         self.incarnation = incarnation
@@ -93,20 +103,39 @@ class Life:
         self.endpoint = process.network.attach(process.name, self.take)
 
     def take(self, event: Event) -> None:
-        """Give the machine one event and perform what it asks for."""
+        """Give the machine one event and perform what it asks for; with turns, in the next one."""
         if not self.alive:
             return
-        world, process = self._world, self._process
+        self._waiting.append(event)
+        turns = self._process.turns
+        if turns is None:
+            self._step()
+        elif len(self._waiting) == 1:
+            self._world.call_after(turns.random() * self._process.turn_ms, self._turn)
+
+    def _turn(self) -> None:
+        """As the runtime's host does: all that has come, in as few steps as the machine likes."""
+        while self.alive and self._waiting:
+            self._step()
+
+    def _step(self) -> None:
+        world, process, waiting = self._world, self._process, self._waiting
+        event, before = waiting[0], len(waiting)
+        now_ms = world.now_ms * self._clock_rate + self._clock_offset_ms
         if world.story is not None:
-            world.tell(str(self), "<-", event)
+            world.tell(str(self), "<-", *(waiting if before > 1 else (event,)))
         if world.hash_events:
             world.trace("event", process.name, event)
         try:
-            effects = self.machine.on_event(event, world.now_ms * self._clock_rate + self._clock_offset_ms)
+            if process.turns is None:
+                effects = self.machine.on_event(waiting.popleft(), now_ms)
+            else:
+                effects = cast("TurnMachine", self.machine).on_events(waiting, now_ms)
             if self._validate is not None:
                 self._validate()
         except Exception as error:
             raise MachineFailed(str(self), event, world.seed, world.now_ms) from error
+        process.together = before - len(waiting)
         world.mark(process.number + len(effects))
         if process.before_effect is not None and not self.zombie:
             crash_at = process.before_effect(process, event, effects)
@@ -222,6 +251,9 @@ class Process:
     and `before_effect(process, event, effects)`: if it returns i, only the first i effects are
     performed and the process crashes there. That is how a fault hits any step of a protocol.
 
+    With `turn_ms` events wait for a turn, which comes within that time, and the machine takes as many of
+    them in one step as its `on_events` likes; `together` is how many the last step took.
+
     A new process is down. Its clock shows `now * (1 + drift) + clock_offset_ms`.
     """
 
@@ -241,6 +273,7 @@ class Process:
         on_launch: Callable[[str], object] = _refuse,
         on_retire: Callable[[str], object] = _refuse,
         before_effect: BeforeEffect | None = None,
+        turn_ms: float = 0.0,
     ) -> None:
         self.world = world
         self.network = network
@@ -256,6 +289,9 @@ class Process:
         self.on_launch = on_launch
         self.on_retire = on_retire
         self.before_effect = before_effect
+        self.turn_ms = turn_ms
+        self.turns = random.Random(f"turns of {name} {world.seed}") if turn_ms else None
+        self.together = 1  # how many events the last step took
         self.incarnation = 0  # of the latest life; grows by one at each start
         self.life: Life | None = None
         self.zombies: list[Life] = []

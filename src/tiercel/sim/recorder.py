@@ -12,7 +12,10 @@ from typing import Any
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect, Send, StorageKey, Write
 from tiercel.core.events import Durable, Event, Received, TimerFired
-from tiercel.core.records import Abort, Adopt, Begin, Compare, Done, Entry, Flip
+from tiercel.core.records import Abort, Adopt, Begin, Compare, Done, Entry, Flip, Row, Watermark
+from tiercel.core.router import Router
+from tiercel.core.step import Step
+from tiercel.core.topology import Topology
 
 
 class Recorder:
@@ -23,6 +26,10 @@ class Recorder:
         self.requests: dict[str, m.MoveRequest] = {}
         self.phases: dict[str, str] = {}  # move -> last durable or spoken phase at its source's router
         self.move_messages = 0
+        self.watermarks: dict[str, int] = {}  # operator -> the highest that any log of it has had
+        self.promised: dict[tuple[str, str], int] = {}  # (site, stream that makes its own watermark) -> it
+        self.late: dict[str, set[tuple[Any, Any]]] = {}  # operator -> (key, payload) of rows left out
+        self.late_breaches: list[str] = []
 
     def wrote(self, site: str, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -30,6 +37,9 @@ class Recorder:
                 for key, value in effect.puts.items():
                     if key[0] == "inbox" and isinstance(value, Entry):
                         self.logs.setdefault((site, key[1]), {})[key[2]] = value
+                        if isinstance(value.control, Watermark):
+                            known = self.watermarks.get(key[1], -1)
+                            self.watermarks[key[1]] = max(known, value.control.value_ms)
                     elif key[0] == "departure":
                         self.requests[key[1]] = value.request
 
@@ -40,6 +50,49 @@ class Recorder:
                 head = items.get(("head", operator), (0,))[0]
                 for offset in [o for o in log if o > head]:
                     del log[offset]
+        for at, stream in list(self.promised):
+            if at == site:
+                marks = [v for k, v in items.items() if k[0] == "source" and k[2] == stream]
+                self.promised[at, stream] = max(marks, default=-1)
+
+    def took_in(self, site: str, topology: Topology, frame: m.Produce) -> None:
+        """A frame was accepted: what the site may promise of its stream from here on."""
+        delay_ms = topology.streams[frame.stream].delay_ms
+        if delay_ms is not None and frame.rows:
+            mark = frame.watermark_ms
+            if mark is None:
+                mark = max(row[1] for row in frame.rows) - delay_ms
+            self.promised[site, frame.stream] = max(self.promised.get((site, frame.stream), -1), mark)
+
+    def left_out(self, site: str, topology: Topology, operator: str, rows: list[Row]) -> None:
+        """A router calls rows late; a watermark, of its own or of a log, must say so."""
+        marks = [self.watermarks.get(operator, -1)]
+        for stream in topology.operators[operator].inputs:
+            marks.append(self.promised.get((site, stream), -1))
+            marks.append(self.watermarks.get(topology.producer_of(stream) or "", -1))
+        for key, event_time, payload in [row[:3] for row in rows]:
+            self.late.setdefault(operator, set()).add((key, payload))
+            if event_time > max(marks):
+                row = (key, event_time, payload)
+                self.late_breaches.append(f"{operator} at {site}: {row} is ahead of all of {marks}")
+
+
+class WatchedRouter(Router):
+    """The router as it is; what it takes in and what it leaves out is noted."""
+
+    def __init__(self, *facts: Any, recorder: Recorder) -> None:
+        super().__init__(*facts)
+        self._recorder = recorder
+
+    def on_produce(self, step: Step, sender: str, message: m.Produce) -> None:
+        before = self.producers.marks.get(message.producer, 0)
+        super().on_produce(step, sender, message)
+        if self.producers.marks.get(message.producer, 0) > before:
+            self._recorder.took_in(self.site, self.topology, message)
+
+    def came_late(self, operator: str, rows: list[Row]) -> None:
+        super().came_late(operator, rows)
+        self._recorder.left_out(self.site, self.topology, operator, rows)
 
 
 def steps_of(event: Event, effects: Sequence[Effect]) -> list[tuple[str, str]]:

@@ -49,7 +49,7 @@ def run(scenario: Scenario, *, deployment: Deployment | None = None) -> Result:
     violations: list[Violation] = []
     quiet, why = False, "it was not reached"
     last_action = max((a.at_ms for a in scenario.actions), default=0.0)
-    traffic_end = max((t.start_ms + t.gap_ms * len(t.frames) for t in scenario.traffic), default=0.0)
+    traffic_end = max((t.end_ms for t in scenario.traffic), default=0.0)
     earliest = max(last_action, traffic_end) + 50.0
     try:
         world.run(until_ms=earliest, steps_max=STEPS_MAX)

@@ -50,6 +50,14 @@ class Traffic(msgspec.Struct, frozen=True):
     gap_ms: float
     frames: list[list[tuple[bytes, int, tuple[str, int]]]]
     watermarks: bool
+    stream: str = "input"
+    delay_ms: int = 0  # of the stream
+    batch: int = 0  # so many frames share a watermark, as those of a DataFrame's batch do
+    pause: tuple[int, float] = (0, 0.0)  # before this frame it says nothing for so long
+
+    @property
+    def end_ms(self) -> float:
+        return self.start_ms + self.gap_ms * len(self.frames) + self.pause[1]
 
 
 class Journey(msgspec.Struct, frozen=True):
@@ -78,6 +86,7 @@ class Action(msgspec.Struct, frozen=True):
 
 
 MOVES = ("move", "scale")
+DRAWN = tuple(kind for kind in KINDS if kind != "relapsing")  # that one is drawn by variations.py
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -97,6 +106,7 @@ class Scenario(msgspec.Struct, frozen=True):
     settings: Settings = SIM_SETTINGS
     spares: tuple[str, ...] = ()  # instances that run and own nothing at first
     bytes_per_ms: dict[str, float] = {}  # "a b" -> bandwidth between two sites, where it is limited
+    turn_ms: dict[str, float] = {}  # site -> its router takes what has come within such a time at once
 
     def without(self, index: int) -> Scenario:
         return msgspec.structs.replace(self, actions=[a for i, a in enumerate(self.actions) if i != index])
@@ -110,7 +120,7 @@ class Options(msgspec.Struct, frozen=True):
     sites_max: int = 4
     sites_min: int = 1
     mutant: str = ""
-    kinds: tuple[str, ...] = (*KINDS, "sessions", "windows", "forgetful")  # drawn from, per operator
+    kinds: tuple[str, ...] = (*DRAWN, "sessions", "windows", "forgetful")  # drawn from, per operator
     last_kinds: tuple[str, ...] = ()  # for the second operator of a chain, if other ones
     chain: tuple[int, ...] = (1, 1, 2)  # how many operators
     journeys: tuple[int, ...] = (0, 1, 1, 2)  # how many mobile sources
@@ -118,6 +128,8 @@ class Options(msgspec.Struct, frozen=True):
     capture_pause_ms: float = 9.0
     scales: bool = False  # also scale-out, scale-in, and links of little bandwidth
     move_slots_max: int = 5
+    timed: float = 0.6  # how often, where an operator is in event time, streams make their own watermark
+    turns: float = 0.35  # how often routers take several events at once
 
 
 FAULTS = (

@@ -153,6 +153,8 @@ def _fewer_frames(scenario: Scenario) -> Iterator[Scenario]:
 def _plainer(scenario: Scenario) -> Iterator[Scenario]:
     if any(scenario.clock_ms.values()):
         yield replace(scenario, clock_ms={})
+    if scenario.turn_ms:
+        yield replace(scenario, turn_ms={})
     if any(scenario.coarser.values()):
         yield replace(scenario, coarser=dict.fromkeys(scenario.coarser, False))
 
@@ -175,6 +177,11 @@ def render(scenario: Scenario) -> str:
             f"operator {operator.name} ({kind}) {', '.join(operator.inputs)} -> {operator.output} at "
             f"{topology.streams[operator.output].home}: {', '.join(operator.instances)}{more}"
         )
+    for stream in topology.streams.values():
+        if stream.delay_ms is not None:
+            idle = "" if stream.idle_ms is None else f", idle after {stream.idle_ms} ms"
+            lines.append(f"stream {stream.name}: watermark {stream.delay_ms} ms behind its newest row{idle}")
+    lines += [f"router of {site} takes what comes within {ms} ms" for site, ms in scenario.turn_ms.items()]
     lines += [_of_script(script, f"at {script.site}") for script in scenario.traffic]
     for journey in scenario.journeys:
         stops = ", ".join(f"{site} from {at:.0f} ms" for at, site in journey.stops)
@@ -185,6 +192,8 @@ def render(scenario: Scenario) -> str:
 
 def _of_script(script: Traffic | Journey, where: str) -> str:
     rows = sum(map(len, script.frames))
+    if isinstance(script, Traffic) and script.pause[1]:
+        where += f", silent for {script.pause[1]:.0f} ms before frame {script.pause[0] + 1}"
     keys = sorted({row[0].decode(errors="replace") for frame in script.frames for row in frame})
     return (
         f"producer {script.name} {where}: {len(script.frames)} frames, {rows} rows, "

@@ -44,6 +44,7 @@ class StreamDeclaration:
     delay_ms: int | None = None
     written_by: str = ""
     logged: bool = False
+    idle_ms: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,9 @@ class Graph:
     # -- what it becomes ----------------------------------------------------------------------
 
     def topology(self) -> Topology:
-        streams = {d.name: Stream(d.name, d.home, d.logged, {}, d.delay_ms) for d in self.streams.values()}
+        streams = {
+            d.name: Stream(d.name, d.home, d.logged, {}, d.delay_ms, d.idle_ms) for d in self.streams.values()
+        }
         operators = {name: d.operator for name, d in self.operators.items()}
         try:
             return Topology(self.sites, streams, operators).validate()
@@ -206,8 +209,9 @@ def parse_ports(ports: Mapping[str, int], sites: Mapping[str, str | None]) -> di
     return dict(ports)
 
 
-def parse_delay(delay: str | float | timedelta) -> int:
+def parse_delay(delay: str | float | timedelta, what: str = "delay") -> int:
     """`"10 seconds"`, a timedelta, or seconds; in ms."""
+    given = delay
     if isinstance(delay, timedelta):
         delay = delay.total_seconds()
     if isinstance(delay, int | float) and not isinstance(delay, bool) and delay >= 0:
@@ -216,7 +220,7 @@ def parse_delay(delay: str | float | timedelta) -> int:
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", delay.lower())
         if found and found[2] in _UNITS_MS:
             return int(float(found[1]) * _UNITS_MS[found[2]])
-    raise UserError(f"delay {delay!r}", expected='something like "10 seconds", a timedelta, or seconds')
+    raise UserError(f"{what} {given!r}", expected='something like "10 seconds", a timedelta, or seconds')
 
 
 def watermark_delay_ms(frame: DataFrame, column: str) -> int | None:

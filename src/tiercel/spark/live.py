@@ -10,6 +10,7 @@ Not responsible for: what was declared (graph.py, streams.py), the processes (ho
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import shutil
 import tempfile
@@ -135,17 +136,26 @@ class Live:
         key: str | Sequence[str],
         event_time: str = "",
         delay: str | float | timedelta = 0,
+        idle: str | float | timedelta | None = None,
     ) -> LiveStream:
         """Declare a stream that producers and DataFrames write. Rows of one key stay in order.
 
-        With `event_time`, a site's watermark is the newest event time it has seen, less `delay`.
+        With `event_time`, a site's watermark is the newest event time it has seen, less `delay`. A site
+        that has seen rows is waited for; with `idle`, no longer than that after its last one.
         """
         self.check_declaring()
         if not key or not isinstance(key, Sequence):
             raise UserError(f"stream {name!r} has no key: {key!r}", expected="key='column' or several")
         columns = Columns(parse_schema(schema, f"schema of stream {name!r}"), key, event_time)
         delay_ms = parse_delay(delay) if event_time else None
-        return self.declare(StreamDeclaration(name, columns, self.graph.root, delay_ms))
+        idle_ms = None if idle is None else parse_delay(idle, "idle")
+        if idle_ms == 0 or (idle_ms is not None and not event_time):
+            raise UserError(
+                f"stream {name!r}: idle = {idle!r}",
+                expected="a time above 0, of a stream with event_time=...",
+                hint="without idle= a site that has seen rows is waited for",
+            )
+        return self.declare(StreamDeclaration(name, columns, self.graph.root, delay_ms, idle_ms=idle_ms))
 
     def declare(self, declared: StreamDeclaration) -> LiveStream:
         self.graph.add_stream(declared)
@@ -186,9 +196,7 @@ class Live:
         """The DataFrame that feeds it has a watermark: the stream takes over its delay."""
         if self._hosting is None:
             declared = self.graph.streams[stream]
-            self.graph.streams[stream] = StreamDeclaration(
-                declared.name, declared.columns, declared.home, delay_ms, declared.written_by, declared.logged
-            )
+            self.graph.streams[stream] = dataclasses.replace(declared, delay_ms=delay_ms)
 
     # -- from declarations to processes ---------------------------------------------------------
 

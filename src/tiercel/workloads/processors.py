@@ -211,6 +211,21 @@ class Windows(Simulated):
         yield (self.to(key[0]), end, (self.name, key[0], "window", end, count, digest))
 
 
+class Relapsing(Windows):
+    """A closed window registers a timer that is due already: it fires with the next watermark or row."""
+
+    def handleExpiredTimer(
+        self, key: tuple[Key], timerValues: TimerValues, expiredTimerInfo: ExpiredTimer
+    ) -> Iterator[Row]:
+        expiry = expiredTimerInfo.getExpiryTimeInMs()
+        if expiry % self.width_ms:
+            now_ms = timerValues.getCurrentWatermarkInMs()
+            yield (self.to(key[0]), now_ms + 1, (self.name, key[0], "relapse", expiry, now_ms))
+        else:
+            yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+            self.handle.registerTimer(expiry - 1)
+
+
 class Choosy(Simulated):
     """Raises on some payloads, after it has changed state: the change must not survive."""
 
@@ -235,6 +250,7 @@ KINDS: dict[str, type[Simulated]] = {
     "listing": Listing,
     "sessions": Sessions,
     "windows": Windows,
+    "relapsing": Relapsing,
     "choosy": Choosy,
     "mindful": Mindful,
 }

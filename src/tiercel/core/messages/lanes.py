@@ -112,3 +112,4 @@ class WatermarkReport(Message, frozen=True):
     operator: str
     watermark_ms: int
     sources: tuple[str, ...] = ()  # of the operator's input at this site, known so far
+    concluded_ms: int = -1  # the watermark of this site's log: others may conclude it too

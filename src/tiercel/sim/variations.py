@@ -1,0 +1,85 @@
+"""What a drawn scenario has beside it, each from draws of its own: so the seeds of old stay what they were.
+
+Responsible for: streams that make their own watermark, with late rows and silences; routers that take
+    several events at once, and die within.
+Not responsible for: sites, operators, moves, the other faults (scenario.py).
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from tiercel.core.topology import Stream
+from tiercel.sim.scenario import Action, Options, Scenario, Traffic
+
+replace = msgspec.structs.replace
+
+
+def vary(scenario: Scenario, options: Options) -> Scenario:
+    """The scenario with its variations, if its seed has some."""
+    return _turns(_own_watermarks(scenario, options), options)
+
+
+def _own_watermarks(scenario: Scenario, options: Options) -> Scenario:
+    """Streams with a delay, and perhaps an idle time-out, in place of producers that give watermarks."""
+    rng = random.Random(f"event time {scenario.seed}")
+    topology = scenario.topology
+    timed = [o.name for o in topology.operators.values() if o.time_mode == "eventTime"]
+    if not timed or rng.random() >= options.timed:
+        return scenario
+    names = ["input", "other"][: rng.choice((1, 1, 2))]
+    drawn = {name: _stream(rng, name) for name in names}
+    first = next(iter(topology.operators.values()))
+    operators = {**topology.operators, first.name: replace(first, inputs=tuple(names))}
+    kinds = {
+        name: "relapsing" if name in timed and rng.random() < 0.3 else kind
+        for name, kind in scenario.kinds.items()
+    }
+    return replace(
+        scenario,
+        topology=replace(topology, streams={**topology.streams, **drawn}, operators=operators),
+        kinds=kinds,
+        traffic=[_out_of_order(rng, script, drawn[rng.choice(names)]) for script in scenario.traffic],
+    )
+
+
+def _stream(rng: random.Random, name: str) -> Stream:
+    delay_ms, idle_ms = rng.choice((0, 10, 40, 120)), rng.choice((None, None, 25, 80, 200))
+    return Stream(name, "cloud", logged=False, delay_ms=delay_ms, idle_ms=idle_ms)
+
+
+def _out_of_order(rng: random.Random, script: Traffic, stream: Stream) -> Traffic:
+    frames = [
+        [(key, max(0, at - rng.choice((0, 0, 0, 8, 35, 150))), payload) for key, at, payload in frame]
+        for frame in script.frames
+    ]
+    return replace(
+        script,
+        frames=frames,
+        watermarks=False,
+        stream=stream.name,
+        delay_ms=stream.delay_ms or 0,
+        batch=rng.choice((0, 0, 3)),
+        pause=(rng.randrange(len(frames)), rng.choice((0.0, 0.0, 120.0, 400.0))),
+    )
+
+
+def _turns(scenario: Scenario, options: Options) -> Scenario:
+    """Routers that take what has come within some time at once, as those of the runtime do."""
+    rng = random.Random(f"turns {scenario.seed}")
+    if rng.random() >= options.turns:
+        return scenario
+    sites = list(scenario.topology.sites)
+    end_ms = max(script.end_ms for script in scenario.traffic)
+    deaths = rng.choice((0, 1, 2)) if "crash" in options.faults else 0
+    actions = [
+        Action(rng.uniform(20, end_ms), "in-turn", rng.choice(sites), for_ms=rng.choice((2.0, 20.0, 150.0)))
+        for _ in range(deaths)
+    ]
+    return replace(
+        scenario,
+        turn_ms={site: rng.choice((0.3, 1.5, 5.0)) for site in sites},
+        actions=sorted([*scenario.actions, *actions], key=lambda action: action.at_ms),
+    )
