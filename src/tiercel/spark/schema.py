@@ -182,22 +182,15 @@ class Columns:
         values = self.values
         self.unpack = decode_payload if self.plain else lambda payload: values(decode_payload(payload))
         self._key_values = _restorer([self.schema[name].dataType for name in self.key], self.view)
-        prefix = f"{self.within}." if self.within else ""
         at = {name: n for n, name in enumerate(self.names)}
-        scope: dict[str, Any] = {
-            f"c{n}": to_internal(f.dataType, prefix + f.name, f.nullable, self.view)
-            for n, f in enumerate(fields)
-        }
-        scope |= {"encode": _encode, "in_order": self._in_order, "no_time": self._no_time}
-        scope |= {"same_zero": _same_zero, "positional": self._positional}
-        names = [f"v{n}" for n in range(len(fields))]
-        checks = [_check(n, f) for n, f in enumerate(fields)]
+        take, checks, scope = self.inlined("v")
+        scope |= {"encode": _encode, "no_time": self._no_time, "same_zero": _same_zero}
+        scope |= {"in_order": self.in_order, "positional": self.positional}
         key = [
             f"same_zero(v{at[name]})" if _holds_float(self.schema[name].dataType) else f"v{at[name]}"
             for name in self.key
         ]
         time = f"v{at[self.event_time]}" if self.event_time else ""
-        take = ", ".join(names) + ","
         timing = [f"if {time} is None or {time} < 0: no_time({time})"] if time else []
         ms = f"{time} // {US_PER_MS}" if time else "0"
         made = f"encode(({''.join(part + ', ' for part in key)}))"
@@ -229,12 +222,12 @@ class Columns:
                 "pack",
                 "row",
                 [
-                    f"if type(row) is dict and len(row) == {len(names)}:",
+                    f"if type(row) is dict and len(row) == {len(fields)}:",
                     "  try:",
                     *[f"    v{n} = row[{name!r}]" for n, name in enumerate(self.names)],
                     "  except KeyError:",
                     f"    {take} = in_order(row)",
-                    f"elif type(row) is tuple and len(row) == {len(names)}:",
+                    f"elif type(row) is tuple and len(row) == {len(fields)}:",
                     f"  {take} = row",
                     "else:",
                     f"  {take} = in_order(row)",
@@ -244,14 +237,26 @@ class Columns:
                 ],
             ),
         ]
-        exec(_compiled("\n".join(source)), scope)
+        exec(compiled("\n".join(source)), scope)
         self.payload, self.pack, self.encoded = scope["payload"], scope["pack"], scope["encoded"]
         self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
-    def _in_order(self, row: Any) -> Sequence[Any]:
+    def inlined(self, letter: str) -> tuple[str, list[str], dict[str, Any]]:
+        """For code made of this schema: its columns as variables, the lines that check them, their scope."""
+        prefix = f"{self.within}." if self.within else ""
+        fields = self.schema.fields
+        scope = {
+            f"check_{letter}{n}": to_internal(f.dataType, prefix + f.name, f.nullable, self.view)
+            for n, f in enumerate(fields)
+        }
+        variables = [f"{letter}{n}" for n in range(len(fields))]
+        checks = [_check(variable, f) for variable, f in zip(variables, fields, strict=True)]
+        return ", ".join(variables) + ",", checks, scope
+
+    def in_order(self, row: Any) -> Sequence[Any]:
         return in_order(row, self.names, self.within, self._shown)
 
-    def _positional(self, row: Any) -> tuple[Any, ...]:
+    def positional(self, row: Any) -> tuple[Any, ...]:
         if isinstance(row, Mapping | str | bytes):
             raise misfit(self.within or "*", row, f"a sequence of: {', '.join(self.names)}")
         return tuple(row)
@@ -272,7 +277,7 @@ def _columns(schema: t.StructType, key: Any, event_time: str, view: View, within
 
 
 @functools.lru_cache(maxsize=256)  # every process of a trial makes the same functions again
-def _compiled(source: str) -> CodeType:
+def compiled(source: str) -> CodeType:
     """Source made of numbers and quoted names only."""
     return compile(source, "<columns>", "exec")
 
@@ -281,12 +286,11 @@ def _function(name: str, argument: str, lines: list[str]) -> list[str]:
     return [f"def {name}({argument}):", *["  " + line for line in lines]]
 
 
-def _check(n: int, field: t.StructField) -> str:
+def _check(variable: str, field: t.StructField) -> str:
     """The line that checks and converts one column."""
-    fits = already_internal(field.dataType).format(v=f"v{n}")
-    if fits:
-        return f"if not ({fits}): v{n} = c{n}(v{n})"
-    return f"v{n} = c{n}(v{n})"
+    fits = already_internal(field.dataType).format(v=variable)
+    convert = f"{variable} = check_{variable}({variable})"
+    return f"if not ({fits}): {convert}" if fits else convert
 
 
 def _restorer(kinds: list[t.DataType], view: View) -> Callable[[Any], tuple[Any, ...]]:
@@ -298,7 +302,7 @@ def _restorer(kinds: list[t.DataType], view: View) -> Callable[[Any], tuple[Any,
     take = ", ".join(f"v{n}" for n in range(len(kinds))) + ","
     lines = [f"if v{n} is not None: v{n} = c{n}(v{n})" for n in converts]
     restore = _function("restore", "row", [f"{take} = row", *lines, f"return ({take})"])
-    exec(_compiled("\n".join(restore)), scope)
+    exec(compiled("\n".join(restore)), scope)
     return scope["restore"]  # type: ignore[no-any-return]
 
 
