@@ -105,7 +105,7 @@ def _short(fold: Fold, given: InputPlan, output: Columns) -> Callable[[Any, Core
     scope |= more
     scope |= {"step": fold.step, "initial": fold.initial, "read": _reader(given), "show": state.values}
     scope |= {"state_in_order": state.in_order, "positional": state.positional, "in_order": output.in_order}
-    scope |= {"no_pair": no_pair, "fit": _fitter(output), "encode": encode_payload}
+    scope |= {"no_pair": no_pair, "fit": _fitter(output), "encode": msgspec.msgpack.Encoder().encode}
     scope |= {"key_of": output.key_of_payload, "time_of": output.time_of_payload}
     shown = "kept" if state.plain else "show(kept)"
     if output.key or output.event_time:

@@ -24,6 +24,7 @@ import msgspec
 from pyspark.sql import Row
 from pyspark.sql import types as t
 
+from tiercel.core.records import Output
 from tiercel.errors import UserError
 from tiercel.runtime.place import StreamFacts
 from tiercel.spark.conversion import (
@@ -56,6 +57,14 @@ def encode_payload(internal: Sequence[Any]) -> bytes:
 def decode_payload(payload: Any) -> Sequence[Any]:
     """Columns in internal form; dead letters, which the core makes, are not encoded."""
     return _decode(payload) if type(payload) is bytes else payload
+
+
+def decode_payloads(outputs: Iterable[Output]) -> list[Sequence[Any]]:
+    """The payloads of many outputs; those of one stream are encoded, all or none."""
+    try:
+        return [_decode(output.row[2]) for output in outputs]
+    except TypeError:
+        return [decode_payload(output.row[2]) for output in outputs]
 
 
 class Columns:
@@ -344,6 +353,7 @@ __all__ = [
     "Schema",
     "as_struct",
     "decode_payload",
+    "decode_payloads",
     "encode_payload",
     "parse_ddl",
     "row_maker",
