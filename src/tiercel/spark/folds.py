@@ -98,41 +98,41 @@ def core_fold(plan: OperatorPlan, user_rows: Callable[[list[CoreRow]], Iterator[
 
 
 def _short(fold: Fold, given: InputPlan, output: Columns) -> Callable[[Any, CoreRow], Any]:
-    """One function from a row to state and output; what is made per column is a comparison."""
+    """One function from a row to state and output; a value that is as it should be costs a comparison."""
     state = state_columns(VARIABLE, fold.state_schema)
-    take_state, check_state, scope = state.inlined("s")
-    take, check, more = output.inlined("o")
-    scope |= more
-    scope |= {"step": fold.step, "initial": fold.initial, "read": _reader(given), "show": state.values}
-    scope |= {"state_in_order": state.in_order, "positional": state.positional, "in_order": output.in_order}
-    scope |= {"no_pair": no_pair, "fit": _fitter(output), "encode": msgspec.msgpack.Encoder().encode}
-    scope |= {"key_of": output.key_of_payload, "time_of": output.time_of_payload}
+    states, state_fits = state.test_of("s")
+    outputs, output_fits = output.test_of("o")
     shown = "kept" if state.plain else "show(kept)"
-    if output.key or output.event_time:
-        key = "key_of(made)" if output.key else "row[0]"
-        time = "time_of(made)" if output.event_time else "0"
-        made = [f"made = ({take})", f"return new, ({key}, {time}, encode(made))"]
-    else:
-        made = [f"return new, (row[0], 0, encode(({take})))"]
+    key = "key_of(made)" if output.key else "row[0]"
+    time = "time_of(made)" if output.event_time else "0"
     lines = [
         f"result = step(initial if kept is None else {shown}, read(row[2]))",
         "try: new, made = result",
         "except (TypeError, ValueError): no_pair(result)",
         "if new is not None:",
-        "  if type(new) is not tuple: new = positional(new)",
-        f"  try: {take_state} = new",
-        f"  except ValueError: {take_state} = state_in_order(new)",
-        *["  " + line for line in check_state],
-        f"  new = ({take_state})",
+        f"  if type(new) is tuple and len(new) == {len(state.names)}:",
+        f"    {states} = new",
+        f"    if not ({state_fits}): new = keep(new)",
+        "  else: new = keep(new)",
         "if made is None: return new, None",
-        "if type(made) is not tuple:",
-        "  if type(made) is list: return new, [fit(row[0], one) for one in made]",
-        "  made = in_order(made)",
-        f"try: {take} = made",
-        f"except ValueError: {take} = in_order(made)",
-        *check,
-        *made,
+        f"if type(made) is tuple and len(made) == {len(output.names)}:",
+        f"  {outputs} = made",
+        f"  if {output_fits}: return new, ({key}, {time}, encode(made))",
+        "elif type(made) is list: return new, [fit(row[0], one) for one in made]",
+        "return new, fit(row[0], made)",
     ]
+    scope: dict[str, Any] = {
+        "step": fold.step,
+        "initial": fold.initial,
+        "read": _reader(given),
+        "show": state.values,
+        "keep": state.payload,
+        "no_pair": no_pair,
+        "fit": _fitter(output),
+        "key_of": output.key_of_payload,
+        "time_of": output.time_of_payload,
+        "encode": msgspec.msgpack.Encoder().encode,  # what encode_payload does, without a call in between
+    }
     exec(compiled("\n".join(["def advance(kept, row):", *["  " + line for line in lines]])), scope)
     return scope["advance"]  # type: ignore[no-any-return]
 

@@ -192,9 +192,15 @@ class Columns:
         self.unpack = decode_payload if self.plain else lambda payload: values(decode_payload(payload))
         self._key_values = _restorer([self.schema[name].dataType for name in self.key], self.view)
         at = {name: n for n, name in enumerate(self.names)}
-        take, checks, scope = self.inlined("v")
+        prefix = f"{self.within}." if self.within else ""
+        scope: dict[str, Any] = {
+            f"c{n}": to_internal(f.dataType, prefix + f.name, f.nullable, self.view)
+            for n, f in enumerate(fields)
+        }
+        take, _ = self.test_of("v")
+        checks = [_check(n, f) for n, f in enumerate(fields)]
         scope |= {"encode": _encode, "no_time": self._no_time, "same_zero": _same_zero}
-        scope |= {"in_order": self.in_order, "positional": self.positional}
+        scope |= {"in_order": self.in_order, "positional": self._positional}
         key = [
             f"same_zero(v{at[name]})" if _holds_float(self.schema[name].dataType) else f"v{at[name]}"
             for name in self.key
@@ -250,22 +256,20 @@ class Columns:
         self.payload, self.pack, self.encoded = scope["payload"], scope["pack"], scope["encoded"]
         self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
-    def inlined(self, letter: str) -> tuple[str, list[str], dict[str, Any]]:
-        """For code made of this schema: its columns as variables, the lines that check them, their scope."""
-        prefix = f"{self.within}." if self.within else ""
-        fields = self.schema.fields
-        scope = {
-            f"check_{letter}{n}": to_internal(f.dataType, prefix + f.name, f.nullable, self.view)
-            for n, f in enumerate(fields)
-        }
-        variables = [f"{letter}{n}" for n in range(len(fields))]
-        checks = [_check(variable, f) for variable, f in zip(variables, fields, strict=True)]
-        return ", ".join(variables) + ",", checks, scope
+    def test_of(self, letter: str) -> tuple[str, str]:
+        """For code made of this schema: the columns as variables, and what is true if all are internal.
+
+        Where no such test exists it says False: then `payload` has to look at them.
+        """
+        variables = [f"{letter}{n}" for n in range(len(self.names))]
+        fits = [already_internal(f.dataType) for f in self.schema.fields]
+        tests = [f"({fit.format(v=v)})" for fit, v in zip(fits, variables, strict=True)]
+        return ", ".join(variables) + ",", " and ".join(tests) if all(fits) else "False"
 
     def in_order(self, row: Any) -> Sequence[Any]:
         return in_order(row, self.names, self.within, self._shown)
 
-    def positional(self, row: Any) -> tuple[Any, ...]:
+    def _positional(self, row: Any) -> tuple[Any, ...]:
         if isinstance(row, Mapping | str | bytes):
             raise misfit(self.within or "*", row, f"a sequence of: {', '.join(self.names)}")
         return tuple(row)
@@ -295,11 +299,12 @@ def _function(name: str, argument: str, lines: list[str]) -> list[str]:
     return [f"def {name}({argument}):", *["  " + line for line in lines]]
 
 
-def _check(variable: str, field: t.StructField) -> str:
+def _check(n: int, field: t.StructField) -> str:
     """The line that checks and converts one column."""
-    fits = already_internal(field.dataType).format(v=variable)
-    convert = f"{variable} = check_{variable}({variable})"
-    return f"if not ({fits}): {convert}" if fits else convert
+    fits = already_internal(field.dataType).format(v=f"v{n}")
+    if fits:
+        return f"if not ({fits}): v{n} = c{n}(v{n})"
+    return f"v{n} = c{n}(v{n})"
 
 
 def _restorer(kinds: list[t.DataType], view: View) -> Callable[[Any], tuple[Any, ...]]:
