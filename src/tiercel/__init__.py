@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from tiercel.spark.dropin import deployments, stop_all, transform_with_state
     from tiercel.spark.ends import RowProducer as Producer
     from tiercel.spark.ends import RowSubscriber as Subscriber
+    from tiercel.spark.folds import Fold
     from tiercel.spark.live import Live, start
     from tiercel.spark.moves import MoveReport, MoveUndone
     from tiercel.spark.session import open_session as session
 
 _HOMES = {
+    "Fold": ("tiercel.spark.folds", "Fold"),
     "Live": ("tiercel.spark.live", "Live"),
     "MoveReport": ("tiercel.spark.moves", "MoveReport"),
     "MoveUndone": ("tiercel.spark.moves", "MoveUndone"),
@@ -39,6 +41,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Fold",
     "Live",
     "MoveReport",
     "MoveUndone",

@@ -32,6 +32,7 @@ bench = typer.Typer(
 
 DURABILITIES = ("os", "disk")
 PROCESSORS = ("key-count", "running-average")
+FORMS = ("processor", "fold")
 FAULTS = ("faults", "lost", "doubled", "reordered")
 
 errors = Console(stderr=True)
@@ -47,6 +48,7 @@ def throughput(
     seconds: Annotated[float, typer.Option(help="Of sustained load for each processor.")] = 30.0,
     durability: Annotated[str, typer.Option(help="os or disk.")] = "os",
     processors: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(PROCESSORS),
+    forms: Annotated[str, typer.Option(help="How each is written, comma-separated.")] = ",".join(FORMS),
     spark_rows: Annotated[
         str, typer.Option(help="Rows per micro-batch of Spark, comma-separated; none: leave Spark out.")
     ] = "20000,100000,500000",
@@ -66,10 +68,11 @@ def throughput(
     _check("--seed", seed, 0, 2**31)
     _choose("--durability", [durability], DURABILITIES)
     chosen = _choose("--processors", _parts(processors), PROCESSORS)
+    written = _choose("--forms", _parts(forms), FORMS)
     rows = [] if spark_rows == "none" else _numbers("--spark-rows", spark_rows, 100, 10_000_000)
     from tiercel.bench import throughput as bench_throughput
 
-    wish = bench_throughput.Wish(chosen, durability, seconds, keys, rows, spark_batches, seed)  # type: ignore[arg-type]
+    wish = bench_throughput.Wish(chosen, written, durability, seconds, keys, rows, spark_batches, seed)  # type: ignore[arg-type]
     with _measuring("throughput", as_json, out, seed) as run:
         run.settings = {
             "durability": durability,

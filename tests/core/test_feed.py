@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tiercel.core.effects import Send
-from tiercel.core.feed import Feed, Phase
+from tiercel.core.feed import Feed, Phase, Tail
 from tiercel.core.records import OWN, SHADOW, Entry, Row, Tick
 from tiercel.core.step import Step
 
@@ -164,3 +164,68 @@ def test_it_is_idle_when_all_it_was_sent_came_back() -> None:
     assert not feed.idle
     feed.processed(1)
     assert feed.idle
+
+
+# -- the tail ----------------------------------------------------------------------------------
+
+
+def offsets_behind(tail: Tail, cursor: int) -> list[int] | None:
+    found = tail.behind(cursor)
+    return None if found is None else [e.offset for e in found]
+
+
+def test_the_tail_keeps_nothing_while_everyone_keeps_up() -> None:
+    tail, feed = Tail(10), live()
+    tail.keep(entry(1), 1, [feed])
+    assert offsets_behind(tail, 0) is None
+
+
+def test_a_reader_that_fell_behind_finds_in_the_tail_what_it_missed() -> None:
+    tail, feed = Tail(10), live(rows_max=2)
+    for offset in range(1, 6):
+        if feed.phase is Phase.LIVE:
+            feed.offer(entry(offset), entry(offset).parts)
+        tail.keep(entry(offset), 1, [feed])
+    assert flushed(feed) == [1, 2]
+    assert feed.cursor == 2
+    assert offsets_behind(tail, 2) == [3, 4, 5]
+    assert not feed.wants_read(), "no credit"
+    feed.processed(2)
+    kept = tail.behind(feed.cursor)
+    assert kept is not None
+    feed.replay(kept, 5)
+    assert flushed(feed) == [3, 4]
+    feed.processed(4)
+    feed.replay([entry(5)], 5)
+    assert feed.phase is Phase.LIVE
+    tail.keep(entry(6), 1, [feed])
+    assert offsets_behind(tail, 5) is None, "nobody needs it any more"
+
+
+def test_the_tail_lets_the_oldest_go_at_its_limit_and_then_the_log_is_read() -> None:
+    tail, feed = Tail(3), Feed(ME, 3, 16)
+    feed.attach(1, 1)
+    feed.resume(1, {}, 0)
+    for offset in range(2, 8):
+        tail.keep(entry(offset), 1, [feed])
+        tail.validate()
+    assert offsets_behind(tail, 1) is None
+    assert offsets_behind(tail, 4) == [5, 6, 7]
+    assert offsets_behind(tail, 7) is None
+    tail.keep(entry(8, count=2), 9, [feed])
+    tail.validate()
+    assert offsets_behind(tail, 7) is None, "an entry beyond the limit is not kept"
+    tail.keep(entry(9), 1, [feed])
+    assert offsets_behind(tail, 8) == [9]
+
+
+def test_the_tail_lets_go_what_its_readers_have() -> None:
+    tail, feed = Tail(100), Feed(ME, 3, 16)
+    feed.attach(1, 1)
+    feed.resume(0, {}, 0)
+    for offset in (1, 2, 3):
+        tail.keep(entry(offset), 1, [feed])
+    feed.replay([entry(1), entry(2)], 3)
+    tail.keep(entry(4), 1, [feed])
+    assert offsets_behind(tail, 1) is None
+    assert offsets_behind(tail, 2) == [3, 4]

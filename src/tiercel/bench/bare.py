@@ -56,6 +56,7 @@ class BareInbox(Inbox):
             for feed in self.feeds.values():
                 if feed.phase is LIVE:
                     feed.offer(entry, {n: r for n, r in parts.items() if n == feed.instance})
+        self.tail.keep(entry, count, self.feeds.values())
         self._backlog.append((self.offset, count))
         self.backlog_rows += count
         return entry
@@ -105,11 +106,15 @@ class BareRouter(Router):
             self.promise(step)
         for inbox in self.inboxes.values():
             for feed in inbox.feeds.values():
+                if feed.phase is not LIVE and feed.wants_read():
+                    kept = inbox.tail.behind(feed.cursor)
+                    if kept is not None:
+                        feed.replay(kept, inbox.offset)
+                    else:
+                        feed.reading = True
+                        step.read_log(inbox.name, feed.cursor, self.settings.read_entries_max, feed.instance)
                 if feed.pending:
                     feed.flush(step)
-                if feed.phase is not LIVE and feed.wants_read():
-                    feed.reading = True
-                    step.read_log(inbox.name, feed.cursor, self.settings.read_entries_max, feed.instance)
         if step.puts or step.deletes:
             seq = self.journal.written + 1
             offsets = [

@@ -28,6 +28,7 @@ import msgspec
 from tiercel.bench.report import Line, document, tell
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect, LoadCheckpoint, ReadLog, Send, Write
+from tiercel.core.engine import Fold
 from tiercel.core.events import CheckpointLoaded, Connected, Durable, Event, LogRead, Received
 from tiercel.core.instance import Instance
 from tiercel.core.keyed import Codec, kept_as_given
@@ -72,6 +73,8 @@ class RunningAverage:
 
 class Border:
     """The least a border has to do: decode a key once, wrap rows, hand outputs through."""
+
+    fold: Fold | None = None
 
     def __init__(self) -> None:
         self.processor = RunningAverage()

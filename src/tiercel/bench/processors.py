@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tiercel.spark.border import Row, StatefulProcessor, StatefulProcessorHandle
+from tiercel.spark.folds import Fold
 
 READING = "sensor bigint, value double"
 COUNTED = "sensor bigint, count bigint"
@@ -49,6 +50,28 @@ class RunningAverage(StatefulProcessor):
 
     def close(self) -> None:
         """Nothing to let go."""
+
+
+def key_count() -> Fold:
+    """What `KeyCount` does, as a fold."""
+
+    def step(state: tuple[int], row: Any) -> tuple[tuple[int], tuple[int, int]]:
+        count = state[0] + 1
+        return (count,), (row.sensor, count)
+
+    return Fold(step, (0,), "count long", COUNTED)
+
+
+def running_average() -> Fold:
+    """What `RunningAverage` does, as a fold."""
+
+    def step(state: tuple[int, float], row: Any) -> tuple[tuple[int, float], tuple[int, int, float]]:
+        count, total = state
+        count += 1
+        total += row.value
+        return (count, total), (row.sensor, count, total / count)
+
+    return Fold(step, (0, 0.0), "count long, total double", AVERAGED)
 
 
 class HeavyAverage(StatefulProcessor):

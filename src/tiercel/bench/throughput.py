@@ -13,13 +13,21 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count, islice, product
 from time import monotonic_ns
 from typing import Any
 
 from tiercel.bench import spark_batches
 from tiercel.bench.deployed import PROCESSES, Deployed, deployed
-from tiercel.bench.processors import AVERAGED, COUNTED, READING, KeyCount, RunningAverage
+from tiercel.bench.processors import (
+    AVERAGED,
+    COUNTED,
+    READING,
+    KeyCount,
+    RunningAverage,
+    key_count,
+    running_average,
+)
 from tiercel.bench.reader import Reader
 from tiercel.bench.report import Line, process_cpu_s
 from tiercel.core.settings import Settings
@@ -28,9 +36,9 @@ from tiercel.spark.session import open_session
 
 Tell = Callable[[str], None]
 
-PROCESSORS: dict[str, tuple[type[Any], str]] = {
-    "key-count": (KeyCount, COUNTED),
-    "running-average": (RunningAverage, AVERAGED),
+PROCESSORS: dict[str, tuple[dict[str, Callable[[], Any]], str]] = {
+    "key-count": ({"processor": KeyCount, "fold": key_count}, COUNTED),
+    "running-average": ({"processor": RunningAverage, "fold": running_average}, AVERAGED),
 }
 SPARK_ROWS = (20_000, 100_000, 500_000)
 BATCH = 1_000  # tuples in one call of send_many
@@ -44,6 +52,7 @@ class Wish:
     """What to measure."""
 
     processors: Sequence[str]
+    forms: Sequence[str]  # "processor": as it is for Spark; "fold": the same as a step function
     durability: Durability
     seconds: float
     keys: int
@@ -53,36 +62,37 @@ class Wish:
 
 
 def measure(wish: Wish, tell: Tell) -> tuple[list[Line], Line]:
-    """One row for each processor; besides, Spark's figure for each size of its batches, and our CPU."""
+    """One row for each processor and form; besides, Spark's figure for each size of batch, and our CPU."""
     order = list(range(wish.keys))
     random.Random(wish.seed).shuffle(order)
-    ours: dict[str, Line] = {}
+    ours: dict[tuple[str, str], Line] = {}
     spark = open_session("tiercel-bench", slots=PROCESSES + 2)
     try:
-        for name in wish.processors:
-            make, schema = PROCESSORS[name]
-            tell(f"{name}: Tiercel, {wish.seconds:g} s")
+        for name, form in product(wish.processors, wish.forms):
+            forms, schema = PROCESSORS[name]
+            tell(f"{name} as a {form}: Tiercel, {wish.seconds:g} s")
             limits = Settings(backlog_rows_max=BACKLOG_ROWS_MAX)
             with deployed(
-                spark, make(), READING, schema, durability=wish.durability, settings=limits
+                spark, forms[form](), READING, schema, durability=wish.durability, settings=limits
             ) as running:
-                ours[name] = _sustained(running, order, wish.seconds)
+                ours[name, form] = _sustained(running, order, wish.seconds)
     finally:
         spark.stop()
     sparks = _sparks(wish, order, tell) if wish.spark_rows else []
     rows = []
-    for name in wish.processors:
-        mine = [line for line in sparks if line["processor"] == name]
-        rows.append(_row(name, wish.durability, ours[name], spark_batches.best(mine) if mine else {}))
-    used = [{"processor": name, **ours[name]["cpu_us"]} for name in wish.processors]
+    for (name, form), line in ours.items():
+        mine = [each for each in sparks if each["processor"] == name]
+        rows.append(_row(name, form, wish.durability, line, spark_batches.best(mine) if mine else {}))
+    used = [{"processor": name, "form": form, **line["cpu_us"]} for (name, form), line in ours.items()]
     return rows, {"spark": sparks, "cpu_us_per_tuple": used}
 
 
-def _row(name: str, durability: str, ours: Line, sparks: Line) -> Line:
+def _row(name: str, form: str, durability: str, ours: Line, sparks: Line) -> Line:
     rate = ours["tiercel_events_per_s"]
     best, low = sparks.get("spark_events_per_s"), sparks.get("spark_events_per_s_below_2s")
     return {
         "processor": name,
+        "form": form,
         "durability": durability,
         "tiercel_events_per_s": rate,
         "spark_events_per_s": best,
@@ -141,10 +151,12 @@ def _sparks(wish: Wish, order: Sequence[int], tell: Tell) -> list[Line]:
     lines = []
     try:
         for name in wish.processors:
-            make, schema = PROCESSORS[name]
+            forms, schema = PROCESSORS[name]
             for rows in wish.spark_rows:
                 tell(f"{name}: Spark, {rows:,} rows a batch")
-                line = spark_batches.measure(spark, make(), schema, order, rows, wish.spark_batches)
+                line = spark_batches.measure(
+                    spark, forms["processor"](), schema, order, rows, wish.spark_batches
+                )
                 lines.append({"processor": name, **line})
     finally:
         spark.stop()

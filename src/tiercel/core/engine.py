@@ -6,8 +6,8 @@ Not responsible for: which keys are here, and when (instance.py, destination.py)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -19,10 +19,23 @@ from tiercel.core.topology import Operator
 _encode = msgspec.msgpack.Encoder().encode
 
 
+class Fold(NamedTuple):
+    """An operator whose whole state is one value, which each row takes a step further.
+
+    `advance(kept, row)` gives what to keep and what to emit: a row, several in a list, or None. What is kept
+    is None before a key's first row, and again after a step that forgets the key. It changes nothing itself,
+    so a row that raises leaves no trace.
+    """
+
+    variable: str  # under which name the value is kept
+    advance: Callable[[Any, Row], tuple[Any, Row | list[Row] | None]]
+
+
 class Code(Protocol):
     """A user's operator behind the few conversions that the border needs."""
 
     processor: Any
+    fold: Fold | None  # in place of the processor's handleInputRows: no call per key, nothing to undo
 
     def state_codec(self, name: str, schema: Any) -> Codec: ...
     def user_key(self, key: Key) -> Any: ...
@@ -48,6 +61,8 @@ class Engine:
         self.handle.opening = False
         self._handle_rows = code.processor.handleInputRows
         self._user_rows, self._output_row = code.user_rows, code.output_row
+        self.folds = code.fold is not None
+        self._variable, self._advance = code.fold or Fold("", _no_fold)
         self._attributes = vars(code.processor)
         self._initial = dict(self._attributes) if mutant != "attributes-survive" else {}
         self._time_ms = self._watermark_ms = -1  # what `_times` says
@@ -74,6 +89,9 @@ class Engine:
         out: list[Output],
     ) -> None:
         """One call of handleInputRows, or of handleInitialState per initial row; then timers that are due."""
+        if self.folds:
+            self.fold({key: state}, lambda _: state, rows, offset, out)
+            return
         if rows[0][1] == INITIAL:  # comes before the key's first tuple, at most once in its life
             first = next((i for i, row in enumerate(rows) if row[1] != INITIAL), len(rows))
             times = self._bind(state, time_ms, watermark_ms)
@@ -112,6 +130,58 @@ class Engine:
                 out,
                 before,
             )
+
+    def fold(
+        self,
+        states: Mapping[Key, KeyState],
+        new_state: Callable[[Key], KeyState],
+        rows: list[Row],
+        offset: int,
+        out: list[Output],
+    ) -> tuple[dict[Key, int], list[Key]]:
+        """Rows of any keys, one step each, in their order. Which keys they had; which may have no state now.
+
+        An output's number counts those that its key has made of this entry, as in a call.
+        """
+        variable, advance, add = self._variable, self._advance, out.append
+        made_of: dict[Key, int] = {}
+        emptied: list[Key] = []
+        for row in rows:
+            key = row[0]
+            state = states.get(key) or new_state(key)
+            values = state.values
+            try:
+                kept, made = advance(values.get(variable), row)
+            except Exception as error:
+                kept, made = self._advance_again(state, row, offset, error)
+            if kept is not None:
+                values[variable] = kept
+            else:
+                values.pop(variable, None)
+                emptied.append(key)
+            n = made_of.get(key, 0)
+            if made is None:
+                made_of[key] = n
+            elif type(made) is list:
+                for one in made:
+                    add(Output(offset, key, state.epoch, n, one))
+                    n += 1
+                made_of[key] = n
+            else:
+                add(Output(offset, key, state.epoch, n, made))  # type: ignore[arg-type]
+                made_of[key] = n + 1
+        return made_of, emptied
+
+    def _advance_again(self, state: KeyState, row: Row, offset: int, error: Exception) -> tuple[Any, Any]:
+        """A step that raised, as often as it may be tried; then the row is refused, and the state stays."""
+        kept = state.values.get(self._variable)
+        for _ in range(self.attempts - 1):
+            try:
+                return self._advance(kept, row)
+            except Exception as raised:
+                error = raised
+        self._refuse(state, row[0], row, offset, error)
+        return kept, None
 
     def _bind(self, state: KeyState, time_ms: int, watermark_ms: int) -> Any:
         self.handle.state = state
@@ -217,3 +287,7 @@ class Engine:
                 self.handle.roll_back()
         assert failure is not None
         self._refuse(state, key, (key, expiry, "timer"), offset, failure)
+
+
+def _no_fold(kept: Any, row: Row) -> tuple[Any, None]:
+    raise AssertionError(row)

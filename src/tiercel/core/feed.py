@@ -7,13 +7,15 @@ Not responsible for: what is in an entry, or who owns what.
                                                 ^------- no credit -------+
 
 A live reader gets entries as they are appended, from memory. One that has no credit left is
-forgotten until it has; then it reads the log. So a slow instance costs no memory here.
+forgotten until it has; then it reads what the tail has kept for it, or else the log. So a slow instance
+costs no more memory here than the tail's limit, and one that keeps up costs none.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Iterable, Iterator
 
 from tiercel.core.faults import within
 from tiercel.core.messages import Dispatch
@@ -112,8 +114,8 @@ class Feed:
                     parts[name] = rows
         return parts
 
-    def replay(self, entries: list[Entry], end: int) -> None:
-        """Entries read from the log; becomes live when they reach its end."""
+    def replay(self, entries: Iterable[Entry], end: int) -> None:
+        """Entries of the log; becomes live when they reach its end."""
         self.reading = False
         if self.phase is not Phase.CATCHING_UP:
             return
@@ -158,3 +160,39 @@ class Feed:
     @property
     def idle(self) -> bool:
         return self.phase is LIVE and not self._inflight
+
+
+class Tail:
+    """The end of an inbox in memory, while a reader is behind: to read and decode it again costs more."""
+
+    __slots__ = ("_entries", "_rows", "rows_max")
+
+    def __init__(self, rows_max: int) -> None:
+        self.rows_max = rows_max
+        self._entries: dict[int, tuple[Entry, int]] = {}  # without gaps
+        self._rows = 0
+
+    def keep(self, entry: Entry, count: int, feeds: Iterable[Feed]) -> None:
+        """One that was just appended, with so many rows; what nobody waits for is let go."""
+        waited_for = [feed.cursor for feed in feeds if feed.phase is Phase.CATCHING_UP]
+        if not waited_for:
+            if self._entries:
+                self._entries.clear()
+                self._rows = 0
+            return
+        self._entries[entry.offset] = (entry, count)
+        self._rows += count
+        lowest, oldest = min(waited_for), next(iter(self._entries))
+        while self._entries and (oldest <= lowest or self._rows > self.rows_max):
+            self._rows -= self._entries.pop(oldest)[1]
+            oldest += 1
+
+    def behind(self, cursor: int) -> Iterator[Entry] | None:
+        """The entries behind this one; None if they are not here."""
+        if cursor + 1 not in self._entries:
+            return None
+        kept = self._entries
+        return (kept[offset][0] for offset in range(cursor + 1, next(reversed(kept)) + 1))
+
+    def validate(self) -> None:
+        within("rows in the tail of an inbox", self._rows, self.rows_max)

@@ -12,13 +12,13 @@ come home while older rows of it, sent away earlier, are still on their way back
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 import msgspec
 
 from tiercel.core import messages as m
-from tiercel.core.feed import LIVE, Feed
+from tiercel.core.feed import LIVE, Feed, Tail
 from tiercel.core.lanes import Inbound
 from tiercel.core.records import (
     ABSENT_WATERMARK,
@@ -84,6 +84,16 @@ class Held:
             inbound.held -= 1
 
 
+class _Routes(dict[Key, str]):
+    """Targets that were looked up; a key that was not is looked up by its first use."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def __missing__(self, key: Key) -> str:
+        return self._inbox.resolve(key)
+
+
 AWAY = ">"  # first character of a route to another site; instance names never start with it
 
 
@@ -114,7 +124,8 @@ class Inbox:
         self.pauses: dict[str, Pause] = {}  # by move, restart strategy only
         self.shadow_hook: Callable[[Step, Entry], None] | None = None  # set only while a move needs it
         self.trim_floor: Callable[[], int | None] = lambda: None
-        self._routes: dict[Key, str] = {}
+        self.tail = Tail(settings.tail_rows_max)
+        self._routes = _Routes(self)
         self._backlog: deque[tuple[int, int]] = deque()
         self.backlog_rows = 0
         self.stored_overrides: set[Key] = set(table.overrides)
@@ -175,16 +186,10 @@ class Inbox:
     def intake(self, step: Step, rows: list[Row]) -> dict[str, list[Row]]:
         """Rows that enter the system at this site. Returns those that must travel, by site, stamped."""
         routes = self._routes
-        parts: dict[str, list[Row]] = {}
+        by_target: defaultdict[str, list[Row]] = defaultdict(list)
         for row in rows:
-            target = routes.get(row[0])
-            if target is None:
-                target = self.resolve(row[0])
-            part = parts.get(target)
-            if part is None:
-                parts[target] = [row]
-            else:
-                part.append(row)
+            by_target[routes[row[0]]].append(row)
+        parts = dict(by_target)
         away: dict[str, list[Row]] = {}
         for target in [t for t in parts if t[0] == AWAY]:
             away[target[1:]] = [self._number(step, row) for row in parts.pop(target)]
@@ -224,6 +229,7 @@ class Inbox:
                     share = {n: r for n, r in parts.items() if n == feed.instance or n.endswith(feed.suffix)}
                     if share or control is not None:
                         feed.offer(entry, share)
+        self.tail.keep(entry, count, self.feeds.values())
         self._backlog.append((self.offset, count))
         self.backlog_rows += count
         if self.shadow_hook is not None:

@@ -109,6 +109,9 @@ class Processing:
 
     def _call_all(self, rows: list[Row], entry: Entry) -> None:
         self.rows += len(rows)
+        if self.engine.folds:
+            self._fold_all(rows, entry.offset)
+            return
         by_key: dict[Key, list[Row]] = {}
         for row in rows:
             of_key = by_key.get(row[0])
@@ -127,6 +130,14 @@ class Processing:
             if new_timers or not state.values:
                 space.touched(key, state, new_timers)
         space.dirty.update(by_key)
+
+    def _fold_all(self, rows: list[Row], offset: int) -> None:
+        space, engine = self.space, self.engine
+        touched, emptied = engine.fold(space.keys, space.state, rows, offset, self._out)
+        for key in emptied:
+            if key in space.keys:
+                space.touched(key, space.keys[key], engine.handle.new_timers)
+        space.dirty.update(touched)
 
     def _not_cut(self, rows: list[Row], offset: int) -> list[Row]:
         """Without the rows of moves that were cut before these: they are not ours to process any more."""

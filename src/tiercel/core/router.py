@@ -179,11 +179,15 @@ class Router(MoveDesk):
             self.promise(step)
         for inbox in self.inboxes.values():
             for feed in inbox.feeds.values():
+                if feed.phase is not LIVE and feed.wants_read():
+                    kept = inbox.tail.behind(feed.cursor)
+                    if kept is not None:
+                        feed.replay(kept, inbox.offset)
+                    else:
+                        feed.reading = True
+                        step.read_log(inbox.name, feed.cursor, self.settings.read_entries_max, feed.instance)
                 if feed.pending:
                     feed.flush(step)
-                if feed.phase is not LIVE and feed.wants_read():
-                    feed.reading = True
-                    step.read_log(inbox.name, feed.cursor, self.settings.read_entries_max, feed.instance)
         if (self.departures or self.arrivals) and not self._retrying:
             self._retrying = True
             step.timer("retry", step.now_ms + self.settings.retry_ms)
@@ -258,6 +262,7 @@ class Router(MoveDesk):
         """Every queue is within its limit; the simulator asks after each event."""
         limits = self.settings
         for inbox in self.inboxes.values():
+            inbox.tail.validate()
             for feed in inbox.feeds.values():
                 feed.validate()
         for lane in self.lanes.values():

@@ -120,9 +120,8 @@ class Deployment:
         coarser = self.scenario.coarser[operator.name]
 
         def make(life: int, items: dict[StorageKey, Any]) -> Machine:
-            return Instance(
-                name, operator, PlainCode(kind(operator.name, coarser)), self.scenario.settings, life
-            )
+            code = PlainCode(kind(operator.name, coarser), folded=True)  # the reference calls processors
+            return Instance(name, operator, code, self.scenario.settings, life)
 
         self._add(name, make)
         self.network.declare(name, site_of(name), LOCAL_MS)

@@ -23,6 +23,7 @@ SIM_SETTINGS = Settings(
     compare_wait_ms=150.0,
     dispatch_rows_max=24,
     read_entries_max=8,
+    tail_rows_max=16,  # so that some readers find what they need there, and some do not
     backlog_rows_max=400,
     lane_frames_max=6,
     outbox_frames_max=200,

@@ -33,6 +33,7 @@ from tiercel.core.keyed import Codec
 from tiercel.core.records import Key
 from tiercel.core.records import Row as CoreRow
 from tiercel.spark.conversion import View
+from tiercel.spark.folds import core_fold
 from tiercel.spark.pandas_rows import PandasForm, in_pandas
 from tiercel.spark.processors import state_codec
 from tiercel.spark.rows import BadRow, row_maker
@@ -65,6 +66,7 @@ class Border:
     def __init__(self, plan: OperatorPlan) -> None:
         self.plan = plan
         self.processor = _prepared(plan)
+        self.fold = core_fold(plan, self.user_rows)
         self._readers = [reader(each, each.schema if each.initial else plan.schema) for each in plan.inputs]
         self._read = self._readers[0]
         self._row = plain_row(plan.inputs[0], plan.schema)

@@ -41,6 +41,7 @@ _FIRST_US = (datetime.datetime.min.replace(tzinfo=datetime.UTC) - _EPOCH) // _MI
 _LAST_US = (datetime.datetime.max.replace(tzinfo=datetime.UTC) - _EPOCH) // _MICROSECOND
 _EXACT = decimal.Context(prec=78, traps=[decimal.Inexact, decimal.InvalidOperation])
 _BITS: dict[type[t.DataType], int] = {t.ByteType: 8, t.ShortType: 16, t.IntegerType: 32, t.LongType: 64}
+_SHORT_INT = 1 << 30  # ints below it are one digit inside CPython
 _SINGLE = struct.Struct("<f")  # the native form would make infinities of what is too large
 
 
@@ -110,6 +111,9 @@ def already_internal(kind: t.DataType) -> str:
             return "type({v}) is float"
         case _ if type(kind) in _BITS:
             limit = 1 << (_BITS[type(kind)] - 1)
+            if limit > _SHORT_INT:  # Python compares short ints faster, and most are short
+                short = f"{-_SHORT_INT} < {{v}} < {_SHORT_INT}"
+                return f"type({{v}}) is int and ({short} or {-limit} <= {{v}} < {limit})"
             return f"type({{v}}) is int and {-limit} <= {{v}} < {limit}"
         case _:
             return ""

@@ -8,7 +8,7 @@ They need a deployment's storage directory and nothing else: no session, no Java
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +20,7 @@ from tiercel.errors import UserError
 from tiercel.runtime.client import Producer, Subscriber
 from tiercel.runtime.place import Place, StreamFacts
 from tiercel.spark.border import row_maker
-from tiercel.spark.schema import Columns
+from tiercel.spark.schema import Columns, decode_payloads
 
 
 def stream_facts(place: Place, stream: str) -> StreamFacts:
@@ -127,9 +127,22 @@ class RowSubscriber:
             rows += self._rows(entry)
         return rows
 
+    def poll_values(self, timeout_s: float = 1.0) -> list[Sequence[Any]]:
+        """As `poll`, but of each row only its values, in the order of the columns: half the work."""
+        rows: list[Sequence[Any]] = []
+        for entry in self.client.poll(timeout_s):
+            rows += self._values(entry)
+        return rows
+
+    def _values(self, entry: StreamEntry) -> list[Sequence[Any]]:
+        payloads = decode_payloads(entry.outputs)
+        return payloads if self.columns.plain else list(map(self.columns.values, payloads))
+
     def _rows(self, entry: StreamEntry) -> list[Received]:
-        make, unpack, operator, offset = self._make, self.columns.unpack, self._operator, entry.offset
-        return [Received(make(unpack(output.row[2])), offset, output, operator) for output in entry.outputs]
+        rows, operator, offset = map(self._make, self._values(entry)), self._operator, entry.offset
+        return [
+            Received(row, offset, output, operator) for row, output in zip(rows, entry.outputs, strict=True)
+        ]
 
     def __iter__(self) -> Iterator[Received]:
         for entry in self.client:

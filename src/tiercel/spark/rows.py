@@ -7,10 +7,11 @@ Not responsible for: the values themselves (conversion.py).
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, cast
 
+import msgspec
 from pyspark.sql import Row
 
 from tiercel.errors import UserError
@@ -39,6 +40,40 @@ def row_maker(fields: Sequence[str]) -> Callable[[Sequence[Any]], Row]:
     columns = {name: vars(numbered)[f"column_{n}"] for n, name in enumerate(fields) if name not in dir(Row)}
     kind = type("Row", (Row,), {"__fields__": list(fields), **columns})
     return partial(tuple.__new__, kind)
+
+
+class LightRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A row as the step of a fold gets it: read like a `Row`, by name or by place, and made by the decoder.
+
+    A `Row` is made out of a tuple that was made before, and that costs more than the decoding.
+    """
+
+    columns_: ClassVar[tuple[str, ...]] = ()
+
+    def __getitem__(self, which: int | str) -> Any:
+        return self.asDict()[which] if isinstance(which, str) else msgspec.structs.astuple(self)[which]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(msgspec.structs.astuple(self))
+
+    def __len__(self) -> int:
+        return len(self.columns_)
+
+    def asDict(self) -> dict[str, Any]:
+        return dict(zip(self.columns_, self, strict=True))
+
+
+def light_row_type(names: Sequence[str]) -> type[LightRow]:
+    """For rows with these columns. One whose name is no attribute is reached by name or by place."""
+    fields = [
+        (name if name.isidentifier() and name not in dir(LightRow) else f"column_{n}_", Any)
+        for n, name in enumerate(names)
+    ]
+    own = {"columns_": tuple(names)}
+    kind = msgspec.defstruct(
+        "LightRow", fields, bases=(LightRow,), namespace=own, frozen=True, array_like=True, gc=False
+    )
+    return cast("type[LightRow]", kind)
 
 
 def in_order(row: Any, names: list[str], where: str, expected: str) -> Sequence[Any]:

@@ -24,6 +24,7 @@ import msgspec
 from pyspark.sql import Row
 from pyspark.sql import types as t
 
+from tiercel.core.records import Output
 from tiercel.errors import UserError
 from tiercel.runtime.place import StreamFacts
 from tiercel.spark.conversion import (
@@ -56,6 +57,14 @@ def encode_payload(internal: Sequence[Any]) -> bytes:
 def decode_payload(payload: Any) -> Sequence[Any]:
     """Columns in internal form; dead letters, which the core makes, are not encoded."""
     return _decode(payload) if type(payload) is bytes else payload
+
+
+def decode_payloads(outputs: Iterable[Output]) -> list[Sequence[Any]]:
+    """The payloads of many outputs; those of one stream are encoded, all or none."""
+    try:
+        return [_decode(output.row[2]) for output in outputs]
+    except TypeError:
+        return [decode_payload(output.row[2]) for output in outputs]
 
 
 class Columns:
@@ -182,22 +191,21 @@ class Columns:
         values = self.values
         self.unpack = decode_payload if self.plain else lambda payload: values(decode_payload(payload))
         self._key_values = _restorer([self.schema[name].dataType for name in self.key], self.view)
-        prefix = f"{self.within}." if self.within else ""
         at = {name: n for n, name in enumerate(self.names)}
+        prefix = f"{self.within}." if self.within else ""
         scope: dict[str, Any] = {
             f"c{n}": to_internal(f.dataType, prefix + f.name, f.nullable, self.view)
             for n, f in enumerate(fields)
         }
-        scope |= {"encode": _encode, "in_order": self._in_order, "no_time": self._no_time}
-        scope |= {"same_zero": _same_zero, "positional": self._positional}
-        names = [f"v{n}" for n in range(len(fields))]
+        take, _ = self.test_of("v")
         checks = [_check(n, f) for n, f in enumerate(fields)]
+        scope |= {"encode": _encode, "no_time": self._no_time, "same_zero": _same_zero}
+        scope |= {"in_order": self.in_order, "positional": self._positional}
         key = [
             f"same_zero(v{at[name]})" if _holds_float(self.schema[name].dataType) else f"v{at[name]}"
             for name in self.key
         ]
         time = f"v{at[self.event_time]}" if self.event_time else ""
-        take = ", ".join(names) + ","
         timing = [f"if {time} is None or {time} < 0: no_time({time})"] if time else []
         ms = f"{time} // {US_PER_MS}" if time else "0"
         made = f"encode(({''.join(part + ', ' for part in key)}))"
@@ -229,12 +237,12 @@ class Columns:
                 "pack",
                 "row",
                 [
-                    f"if type(row) is dict and len(row) == {len(names)}:",
+                    f"if type(row) is dict and len(row) == {len(fields)}:",
                     "  try:",
                     *[f"    v{n} = row[{name!r}]" for n, name in enumerate(self.names)],
                     "  except KeyError:",
                     f"    {take} = in_order(row)",
-                    f"elif type(row) is tuple and len(row) == {len(names)}:",
+                    f"elif type(row) is tuple and len(row) == {len(fields)}:",
                     f"  {take} = row",
                     "else:",
                     f"  {take} = in_order(row)",
@@ -244,11 +252,21 @@ class Columns:
                 ],
             ),
         ]
-        exec(_compiled("\n".join(source)), scope)
+        exec(compiled("\n".join(source)), scope)
         self.payload, self.pack, self.encoded = scope["payload"], scope["pack"], scope["encoded"]
         self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
-    def _in_order(self, row: Any) -> Sequence[Any]:
+    def test_of(self, letter: str) -> tuple[str, str]:
+        """For code made of this schema: the columns as variables, and what is true if all are internal.
+
+        Where no such test exists it says False: then `payload` has to look at them.
+        """
+        variables = [f"{letter}{n}" for n in range(len(self.names))]
+        fits = [already_internal(f.dataType) for f in self.schema.fields]
+        tests = [f"({fit.format(v=v)})" for fit, v in zip(fits, variables, strict=True)]
+        return ", ".join(variables) + ",", " and ".join(tests) if all(fits) else "False"
+
+    def in_order(self, row: Any) -> Sequence[Any]:
         return in_order(row, self.names, self.within, self._shown)
 
     def _positional(self, row: Any) -> tuple[Any, ...]:
@@ -272,7 +290,7 @@ def _columns(schema: t.StructType, key: Any, event_time: str, view: View, within
 
 
 @functools.lru_cache(maxsize=256)  # every process of a trial makes the same functions again
-def _compiled(source: str) -> CodeType:
+def compiled(source: str) -> CodeType:
     """Source made of numbers and quoted names only."""
     return compile(source, "<columns>", "exec")
 
@@ -298,7 +316,7 @@ def _restorer(kinds: list[t.DataType], view: View) -> Callable[[Any], tuple[Any,
     take = ", ".join(f"v{n}" for n in range(len(kinds))) + ","
     lines = [f"if v{n} is not None: v{n} = c{n}(v{n})" for n in converts]
     restore = _function("restore", "row", [f"{take} = row", *lines, f"return ({take})"])
-    exec(_compiled("\n".join(restore)), scope)
+    exec(compiled("\n".join(restore)), scope)
     return scope["restore"]  # type: ignore[no-any-return]
 
 
@@ -340,6 +358,7 @@ __all__ = [
     "Schema",
     "as_struct",
     "decode_payload",
+    "decode_payloads",
     "encode_payload",
     "parse_ddl",
     "row_maker",

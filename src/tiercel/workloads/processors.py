@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
+from tiercel.core.engine import Fold
 from tiercel.core.keyed import Codec, Handle, kept_as_given
 from tiercel.core.records import Key, Row
 
@@ -44,10 +45,17 @@ class ExpiredTimer:
 
 
 class PlainCode:
-    """User code whose rows are (event time, payload) and whose outputs are rows as they are."""
+    """User code whose rows are (event time, payload) and whose outputs are rows as they are.
 
-    def __init__(self, processor: Any) -> None:
+    `folded`: a processor that has a step function too is run by that. It must not make a difference.
+    """
+
+    fold: Fold | None = None
+
+    def __init__(self, processor: Any, *, folded: bool = False) -> None:
         self.processor = processor
+        if folded and hasattr(processor, "advance"):
+            self.fold = Fold("digest", processor.advance)
 
     def state_codec(self, name: str, schema: Any) -> Codec:
         return kept_as_given(name, schema)
@@ -126,7 +134,13 @@ class Simulated:
 
 
 class Chained(Simulated):
-    """Nothing but the running digest."""
+    """Nothing but the running digest; as a processor, and as the step of a fold."""
+
+    def advance(self, kept: tuple[int, int] | None, row: Row) -> tuple[tuple[int, int], Row]:
+        key, event_time, payload = row
+        count, digest = kept or (0, 0)
+        count, digest = count + 1, mix(digest, payload)
+        return (count, digest), (self.to(key), event_time, (self.name, key, count, digest))
 
 
 class Forgetful(Simulated):

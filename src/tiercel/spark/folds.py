@@ -1,0 +1,179 @@
+"""Folds: operators whose state is one value that each row takes a step further.
+
+Responsible for: a step function as a `StatefulProcessor`, and the same as one short function for the core.
+Not responsible for: when it is called, and what becomes of a step that raises (core/engine.py).
+
+A processor pays for what it could do with each call: a handle, iterators, an undo log, rows made by name. A
+fold is decoded, stepped, checked and encoded in one function, which is made for its schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from tiercel.core.engine import Fold as CoreFold
+from tiercel.core.records import Row as CoreRow
+from tiercel.errors import UserError
+from tiercel.spark.conversion import View
+from tiercel.spark.processors import state_columns
+from tiercel.spark.rows import BadRow, in_order, light_row_type, row_maker
+from tiercel.spark.schema import Columns, Schema, compiled, decode_payload, encode_payload
+from tiercel.spark.steps import InputPlan
+
+if TYPE_CHECKING:
+    from tiercel.spark.border import OperatorPlan
+
+VARIABLE = "state"  # the name of a fold's one state variable
+StepFunction = Callable[[Any, Any], tuple[Any, Any]]
+
+
+class Fold(StatefulProcessor):
+    """`step(state, row)` gives the next state and what to emit: a row, a list of rows, or None.
+
+    The state is a tuple with the columns of `state_schema`; a key without one begins with `initial`. A step
+    that returns None for it forgets the key. An output is a tuple with the columns of `output_schema`, a dict
+    or a Row. It is a `StatefulProcessor` too, so it runs in Spark itself; in Tiercel it takes the short way.
+    """
+
+    def __init__(self, step: StepFunction, initial: Any, state_schema: Schema, output_schema: Schema) -> None:
+        if not callable(step):
+            raise UserError(f"fold({step!r:.80})", expected="a function of a state and a row")
+        self.step = step
+        self.initial = initial
+        self.state_schema = state_columns(VARIABLE, state_schema).schema
+        self.output_schema = Columns(output_schema).schema
+        state_columns("initial", self.state_schema).payload(initial)  # else BadRow: it says what does not fit
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._state = handle.getValueState(VARIABLE, self.state_schema)
+        self._names = list(self.output_schema.names)
+        self._row = row_maker(self._names)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        had = state = self._state.get()
+        for row in rows:
+            state, made = pair(self.step(self.initial if state is None else state, row))
+            for one in several(made):
+                yield self._row(in_order(one, self._names, "", ", ".join(self._names)))
+        if state is not None:
+            self._state.update(state)
+        elif had is not None:
+            self._state.clear()
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def pair(result: Any) -> tuple[Any, Any]:
+    """What a step gave, if it is a state and an output."""
+    if type(result) is not tuple or len(result) != 2:
+        no_pair(result)
+    return result
+
+
+def no_pair(result: Any) -> NoReturn:
+    expected = "(state, output), where either may be None"
+    raise BadRow(f"step gave {result!r:.80} ({type(result).__name__})", expected=expected)
+
+
+def several(made: Any) -> Iterable[Any]:
+    if made is None:
+        return ()
+    return made if type(made) is list else (made,)
+
+
+def core_fold(plan: OperatorPlan, user_rows: Callable[[list[CoreRow]], Iterator[Any]]) -> CoreFold | None:
+    """The core's form of an operator that is a fold; None if it is none."""
+    fold = plan.processor
+    if not isinstance(fold, Fold) or plan.pandas:
+        return None
+    if len(plan.inputs) == 1 and not plan.inputs[0].steps and not plan.inputs[0].initial:
+        return CoreFold(VARIABLE, _short(fold, plan.inputs[0], plan.output))
+    return CoreFold(VARIABLE, _long(fold, plan.output, user_rows))
+
+
+def _short(fold: Fold, given: InputPlan, output: Columns) -> Callable[[Any, CoreRow], Any]:
+    """One function from a row to state and output; a value that is as it should be costs a comparison."""
+    state = state_columns(VARIABLE, fold.state_schema)
+    states, state_fits = state.test_of("s")
+    outputs, output_fits = output.test_of("o")
+    shown = "kept" if state.plain else "show(kept)"
+    key = "key_of(made)" if output.key else "row[0]"
+    time = "time_of(made)" if output.event_time else "0"
+    lines = [
+        f"result = step(initial if kept is None else {shown}, read(row[2]))",
+        "try: new, made = result",
+        "except (TypeError, ValueError): no_pair(result)",
+        "if new is not None:",
+        f"  if type(new) is tuple and len(new) == {len(state.names)}:",
+        f"    {states} = new",
+        f"    if not ({state_fits}): new = keep(new)",
+        "  else: new = keep(new)",
+        "if made is None: return new, None",
+        f"if type(made) is tuple and len(made) == {len(output.names)}:",
+        f"  {outputs} = made",
+        f"  if {output_fits}: return new, ({key}, {time}, encode(made))",
+        "elif type(made) is list: return new, [fit(row[0], one) for one in made]",
+        "return new, fit(row[0], made)",
+    ]
+    scope: dict[str, Any] = {
+        "step": fold.step,
+        "initial": fold.initial,
+        "read": _reader(given),
+        "show": state.values,
+        "keep": state.payload,
+        "no_pair": no_pair,
+        "fit": _fitter(output),
+        "key_of": output.key_of_payload,
+        "time_of": output.time_of_payload,
+        "encode": msgspec.msgpack.Encoder().encode,  # what encode_payload does, without a call in between
+    }
+    exec(compiled("\n".join(["def advance(kept, row):", *["  " + line for line in lines]])), scope)
+    return scope["advance"]  # type: ignore[no-any-return]
+
+
+def _long(
+    fold: Fold, output: Columns, user_rows: Callable[[list[CoreRow]], Iterator[Any]]
+) -> Callable[[Any, CoreRow], Any]:
+    """The same with stateless steps in front, or several inputs: a row may become none, or many."""
+    state = state_columns(VARIABLE, fold.state_schema)
+    step, initial, show, keep, fit = fold.step, fold.initial, state.values, state.payload, _fitter(output)
+
+    def advance(kept: Any, row: CoreRow) -> tuple[Any, list[CoreRow]]:
+        outputs: list[CoreRow] = []
+        for one in user_rows([row]):
+            new, made = pair(step(initial if kept is None else show(kept), one))
+            kept = None if new is None else keep(new)
+            outputs += [fit(row[0], each) for each in several(made)]
+        return kept, outputs
+
+    return advance
+
+
+def _fitter(output: Columns) -> Callable[[bytes, Any], CoreRow]:
+    """From an output of a step to the core's row."""
+
+    def fit(key: bytes, made: Any) -> CoreRow:
+        internal = output.payload(tuple(output.in_order(made)))
+        return (
+            output.key_of_payload(internal) if output.key else key,
+            output.time_of_payload(internal) if output.event_time else 0,
+            encode_payload(internal),
+        )
+
+    return fit
+
+
+def _reader(given: InputPlan) -> Callable[[Any], Any]:
+    """From a payload to the row that a step gets."""
+    columns = Columns(given.columns.schema, view=View.INPUT)
+    kind = light_row_type(columns.names)
+    if columns.plain:
+        return msgspec.msgpack.Decoder(kind).decode
+    values = columns.values
+    return lambda payload: kind(*values(decode_payload(payload)))
