@@ -149,7 +149,7 @@ def reference_rows() -> list[tuple[Any, ...]]:
 
 
 def run(source: DataFrame, checkpoint: Path, write: Any) -> list[int]:
-    """From the checkpoint to the end of what is there, again after each stop; returns the batches it began."""
+    """From the checkpoint to the end of what is there, again after each stop; returns what it began."""
     begun: list[int] = []
 
     def batch(frame: DataFrame, number: int) -> None:
