@@ -24,7 +24,7 @@ from small import (
 )
 from tiercel.core.records import StreamEntry
 from tiercel.errors import UserError
-from tiercel.runtime import client, wire
+from tiercel.runtime import client, peers, wire
 from tiercel.runtime.client import Producer, Subscriber, stream_range
 from tiercel.runtime.place import Place
 
@@ -297,6 +297,23 @@ def test_what_is_sent_under_a_name_that_another_program_uses_is_not_lost_silentl
             second.flush()
         with pytest.raises(UserError, match="started later has connected as 'p'"):
             first.close()
+
+
+def test_a_program_that_was_away_while_another_used_its_name_is_told_when_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_place(tmp_path)
+    monkeypatch.setattr(peers, "DIAL_S", 1.0)  # time enough for the other one
+    with running(router_host(place)):
+        first = Producer(place, INPUT, name="p")
+        with Producer(place, INPUT, name="p"):
+            pass
+        with pytest.raises(UserError, match="another program sends as producer 'p'"):
+            until(lambda: not first.send(rows(0, 1)))
+        with pytest.raises(UserError, match="another program sends as producer 'p'"):
+            first.close()
+        with Producer(place, INPUT, name="p") as third:
+            third.send(rows(0, 1))
 
 
 def test_what_callers_get_wrong_is_said_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
