@@ -173,7 +173,7 @@ class FeedOnceWriter(DataSourceArrowWriter):
         if len(self._name) > NAME_MAX:
             what = f"option batchId = {batch_id!r} is too long"
             raise UserError(
-                what, expected=f"a name that makes at most {NAME_MAX} characters of a file's name"
+                what, expected=f"at most {NAME_MAX} characters with the stream's name, for a file"
             )
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Staged:
