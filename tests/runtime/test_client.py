@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -370,6 +372,32 @@ def test_a_frame_above_the_limit_is_refused_and_not_sent_for_ever(
             producer.flush()
         with pytest.raises(UserError, match="a frame has at most 10000"):
             producer.close()
+
+
+LEFT_OPEN = """
+import atexit, sys, threading
+from pathlib import Path
+from tiercel.runtime.client import Producer, Subscriber
+from tiercel.runtime.place import Place
+
+def left() -> None:  # asked after all that is registered later
+    print([t.name for t in threading.enumerate() if t.name.startswith("tiercel-")])
+
+atexit.register(left)
+place = Place(sys.argv[1])
+subscriber, producer = Subscriber(place, "counts", after=0), Producer(place, "readings", name="p")
+producer.send([(b"key", 0, n) for n in range(10)])
+print(len(subscriber.poll(30.0)) > 0)
+"""
+
+
+def test_clients_that_were_left_open_end_before_the_interpreter_does(tmp_path: Path) -> None:
+    """A loop that ran on while the interpreter went has crashed it once."""
+    place = make_place(tmp_path)
+    with running(router_host(place), instance_host(place)):
+        program = [sys.executable, "-c", LEFT_OPEN, str(tmp_path)]
+        ended = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n[]\n", "")
 
 
 def test_waiting_in_vain_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -172,9 +172,7 @@ class FeedOnceWriter(DataSourceArrowWriter):
             self._name = f"batch-{quote(target.stream, safe='')}|{quote(batch_id, safe='')}"
         if len(self._name) > NAME_MAX:
             what = f"option batchId = {batch_id!r} is too long"
-            raise UserError(
-                what, expected=f"at most {NAME_MAX} characters with the stream's name, for a file"
-            )
+            raise UserError(what, expected=f"at most {NAME_MAX} characters with the name of the stream")
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Staged:
         return stage(self._target, self._name, 0, self._names, iterator)
