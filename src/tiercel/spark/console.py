@@ -90,6 +90,7 @@ class Console:
             dials=list(manifest.topology.sites),
             store=self._store,
             bind=manifest.bind,
+            advertise=manifest.address_of(NAME),
             tls=manifest.tls,
             on_launch=on_launch,
             on_retire=on_retire,
