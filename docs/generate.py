@@ -42,6 +42,7 @@ WAYS: dict[str, Way] = {
     # clients
     "Hello": ("producer -> router", NOW),
     "ProducerMark": ("router -> producer", WHEN_DURABLE),
+    "ProducerFenced": ("router -> producer", WHEN_DURABLE),
     "Produce": ("producer -> router", NOW),
     "ProduceMobile": ("mobile source -> router", NOW),
     "MobileReceipt": ("router -> mobile source", WHEN_DURABLE),

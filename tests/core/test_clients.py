@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from playing import Stage, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.clients import Producer, Subscriber
-from tiercel.core.effects import Send
+from tiercel.core.effects import Effect, Send
 from tiercel.core.events import Connected, Disconnected, Received
 from tiercel.core.records import StreamEntry
 
@@ -32,6 +35,72 @@ def test_a_producer_that_meets_numbers_it_never_sent_has_a_rival_and_sends_no_mo
     assert producer.on_event(Received(HOME, m.ProducerMark("p", 9)), 0.0) == []
     assert producer.rival
     assert producer.submit("in", []) == []
+
+
+class Programs:
+    """Programs that use one producer name, one at a time, with a router that really works."""
+
+    def __init__(self) -> None:
+        self.stage = Stage(topology(["a"])).start()
+
+    def connect(self, program: Producer) -> None:
+        self.say(program, program.on_event(Connected("a"), 0.0))
+
+    def submit(self, program: Producer, row: int, *, lost: bool = False) -> None:
+        effects = program.submit("in", [(key_in(0), row, row)])
+        if not lost:
+            self.say(program, effects)
+
+    def say(self, program: Producer, effects: list[Effect]) -> None:
+        """What it sends, and all that follows from the answers."""
+        said = [effect.message for effect in effects if isinstance(effect, Send)]
+        for message in said:
+            before = len(self.stage.sent)
+            self.stage.tell("a", message, program.name)
+            answers = [answer for _, to, answer in self.stage.sent[before:] if to == program.name]
+            for answer in answers:
+                self.say(program, program.on_event(Received("a", answer), 0.0))
+
+    def rows(self) -> list[object]:
+        entries = [entry for key, entry in self.stage.disks["a"].items() if key[:2] == ("inbox", "op")]
+        return [row[2] for entry in entries for rows in entry.parts.values() for row in rows]
+
+
+@pytest.mark.parametrize("router_restarts", [False, True])
+def test_a_producer_whose_frames_are_under_way_while_another_program_takes_its_name_is_told(
+    router_restarts: bool,
+) -> None:
+    """Their numbers are the same: the router would take the older's rows for those it has."""
+    programs, older, newer = Programs(), Producer("p", "a", "older"), Producer("p", "a", "newer")
+    programs.connect(older)
+    programs.submit(older, 1, lost=True)
+    older.on_event(Disconnected("a"), 0.0)
+    programs.connect(newer)
+    programs.submit(newer, 2)
+    assert (newer.acknowledged, newer.rival) == (1, False)
+    newer.on_event(Disconnected("a"), 0.0)
+    if router_restarts:
+        programs.stage.restart("a")
+    programs.connect(older)
+    assert (older.acknowledged, older.rival) == (0, True)
+    programs.submit(older, 3)
+    programs.connect(newer)
+    programs.submit(newer, 4)
+    assert (newer.acknowledged, newer.rival) == (2, False)
+    assert programs.rows() == [2, 4]
+
+
+def test_a_producer_that_was_never_answered_and_one_that_is_started_again_take_the_name() -> None:
+    programs, first, second = Programs(), Producer("p", "a", "first"), Producer("p", "a", "second")
+    programs.connect(first)
+    programs.submit(first, 1)
+    second.on_event(Connected("a"), 0.0)  # its first word is lost
+    second.on_event(Disconnected("a"), 0.0)
+    programs.submit(first, 2)
+    programs.connect(second)
+    assert (second.acknowledged, second.rival) == (2, False)
+    programs.submit(second, 3)
+    assert programs.rows() == [1, 2, 3]
 
 
 def test_a_subscriber_refuses_a_gap_and_drops_what_it_has() -> None:

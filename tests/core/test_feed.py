@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from playing import SLOTS, Stage, key_in, topology
+from tiercel.core import messages as m
 from tiercel.core.effects import Send
 from tiercel.core.feed import Feed, Phase, Tail
 from tiercel.core.records import OWN, SHADOW, Entry, Row, Tick
@@ -229,3 +231,32 @@ def test_the_tail_lets_go_what_its_readers_have() -> None:
     tail.keep(entry(4), 1, [feed])
     assert offsets_behind(tail, 1) is None
     assert offsets_behind(tail, 2) == [3, 4]
+
+
+# -- lag ----------------------------------------------------------------------------------------
+
+
+def test_an_instance_knows_how_many_rows_wait_for_it_and_a_detached_one_is_waited_for() -> None:
+    stage = Stage(topology(["a"], instances=(ME, "op@a#1"))).start()
+    mine, other = slot_owned_by(stage, ME), slot_owned_by(stage, "op@a#1")
+    stage.withholds = lambda sender, to, message: sender == ME and isinstance(message, m.Outputs)
+    for count in (1, 2, 3):
+        stage.produce("a", *[(key_in(mine), n, n) for n in range(count)], (key_in(other), 0, 0))
+    feeds = stage.machines["a"].inboxes["op"].feeds
+    assert (feeds[ME].lag_rows, feeds["op@a#1"].lag_rows) == (6, 0)
+    lags = []
+    for _, _, outputs in stage.withheld:
+        stage.tell("a", outputs, ME)
+        lags.append(stage.machines[ME].gauges()["lag"])
+    assert lags == [5, 3, 0]
+    stage.withholds = lambda sender, to, message: False
+    stage.stop(ME)
+    stage.produce("a", (key_in(mine), 0, 0))
+    assert feeds[ME].lag_rows == 1
+    stage.start(ME)
+    assert feeds[ME].lag_rows == stage.machines[ME].gauges()["lag"] == 0
+
+
+def slot_owned_by(stage: Stage, instance: str) -> int:
+    slots = stage.machines["a"].inboxes["op"].table.slots
+    return next(slot for slot in range(SLOTS) if slots[slot].instance == instance)

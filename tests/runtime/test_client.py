@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -24,7 +26,7 @@ from small import (
 )
 from tiercel.core.records import StreamEntry
 from tiercel.errors import UserError
-from tiercel.runtime import client, wire
+from tiercel.runtime import client, peers, wire
 from tiercel.runtime.client import Producer, Subscriber, stream_range
 from tiercel.runtime.place import Place
 
@@ -299,6 +301,23 @@ def test_what_is_sent_under_a_name_that_another_program_uses_is_not_lost_silentl
             first.close()
 
 
+def test_a_program_that_was_away_while_another_used_its_name_is_told_when_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_place(tmp_path)
+    monkeypatch.setattr(peers, "DIAL_S", 1.0)  # time enough for the other one
+    with running(router_host(place)):
+        first = Producer(place, INPUT, name="p")
+        with Producer(place, INPUT, name="p"):
+            pass
+        with pytest.raises(UserError, match="another program sends as producer 'p'"):
+            until(lambda: not first.send(rows(0, 1)))
+        with pytest.raises(UserError, match="another program sends as producer 'p'"):
+            first.close()
+        with Producer(place, INPUT, name="p") as third:
+            third.send(rows(0, 1))
+
+
 def test_what_callers_get_wrong_is_said_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = make_place(tmp_path)
     with pytest.raises(UserError, match="holds no deployment"):
@@ -353,6 +372,32 @@ def test_a_frame_above_the_limit_is_refused_and_not_sent_for_ever(
             producer.flush()
         with pytest.raises(UserError, match="a frame has at most 10000"):
             producer.close()
+
+
+LEFT_OPEN = """
+import atexit, sys, threading
+from pathlib import Path
+from tiercel.runtime.client import Producer, Subscriber
+from tiercel.runtime.place import Place
+
+def left() -> None:  # asked after all that is registered later
+    print([t.name for t in threading.enumerate() if t.name.startswith("tiercel-")])
+
+atexit.register(left)
+place = Place(sys.argv[1])
+subscriber, producer = Subscriber(place, "counts", after=0), Producer(place, "readings", name="p")
+producer.send([(b"key", 0, n) for n in range(10)])
+print(len(subscriber.poll(30.0)) > 0)
+"""
+
+
+def test_clients_that_were_left_open_end_before_the_interpreter_does(tmp_path: Path) -> None:
+    """A loop that ran on while the interpreter went has crashed it once."""
+    place = make_place(tmp_path)
+    with running(router_host(place), instance_host(place)):
+        program = [sys.executable, "-c", LEFT_OPEN, str(tmp_path)]
+        ended = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n[]\n", "")
 
 
 def test_waiting_in_vain_leaves_nothing_behind(tmp_path: Path) -> None:

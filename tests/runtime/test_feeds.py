@@ -53,7 +53,7 @@ def test_frames_come_back_from_their_file_and_wide_rows_are_cut(
     stage = Stage(tmp_path, 3, 1)
     stage.add(rows)
     file = stage.finish(bad=2)
-    assert (file.file, file.rows, file.bad) == ("3-1.frames", 10, 2)
+    assert (file.partition, file.rows, file.bad) == (3, 10, 2)
     frames = list(read_frames(tmp_path / file.file))
     assert len(frames) == file.frames > 1
     assert [row for frame in frames for row in frame] == rows
@@ -75,9 +75,10 @@ def test_a_batch_that_is_committed_again_changes_nothing(deployment: Averages) -
         assert of_sensor(found, sensor) == sorted(of_sensor(found, sensor))
 
 
+@pytest.mark.parametrize("attempt", [0, 7], ids=["run again", "task again"])
 @pytest.mark.parametrize("published", [0, 2, 6])
 def test_a_commit_that_was_cut_off_is_finished_as_it_was_planned(
-    deployment: Averages, published: int
+    deployment: Averages, published: int, attempt: int
 ) -> None:
     feed = Feed(deployment.place, "query-1")
     files = sorted(staged(deployment, feed, 0), key=lambda file: file.partition)
@@ -86,7 +87,7 @@ def test_a_commit_that_was_cut_off_is_finished_as_it_was_planned(
         frames = [f for file in files for f in read_frames(feed.staging(0) / file.file)]
         for seq, rows in enumerate(frames[:published], 1):
             producer.send_frame(seq, rows)
-    stage = Stage(feed.staging(0), 0, 7)  # the later attempt has got other rows: they do not count
+    stage = Stage(feed.staging(0), 0, attempt)  # the later attempt has got other rows: they do not count
     stage.add(packed(deployment, 100_000, 100))
     plan = feed.publish(0, INPUT, SITE, [stage.finish()])
     assert plan.done

@@ -55,6 +55,7 @@ def test_router_and_instances_say_what_they_do(tmp_path: Path) -> None:
         deployment.produce([reading(sensor, n) for n in range(10) for sensor in sensors])
         until(lambda: all(map(has_worked, [SITE, *instances])), "a process says nothing of its work")
         until(lambda: sum(last_of(lines(), name).state_keys or 0 for name in instances) == 50)
+        until(lambda: all(last_of(lines(), name).lag == 0 for name in [SITE, *instances]))
     router = next(line for line in lines() if line.process == SITE and line.rate)
     assert router.lag is not None
     assert router.state_keys is None

@@ -33,6 +33,7 @@ def encoded(value: Any) -> bytes:
 
 
 def traffic(stage: Stage) -> Stage:
+    stage.tell("a", m.Hello("p", "a life"), "p")
     for n in range(5):
         stage.produce("a", *((key_in(slot, i), n, n) for slot in range(4) for i in range(2)), watermark_ms=n)
         stage.produce("b", (key_in(0), n, n), producer="q")

@@ -126,7 +126,7 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
             m.Dispatch([Entry(1, 1, {}), Entry(2, 1, {})]),
         ),
         (m.Publish("s", []), m.Publish("t", []), None),
-        (m.Confirmed(1, 1, 5), m.Confirmed(1, 2, 4), m.Confirmed(1, 2, 5)),
+        (m.Confirmed(1, 1, 5, 9), m.Confirmed(1, 2, 4, 3), m.Confirmed(1, 2, 5, 3)),
         (m.Confirmed(1, 1, 5), m.Confirmed(2, 2, 4), None),
         (m.ProducerMark("p", 1), m.ProducerMark("p", 2), m.ProducerMark("p", 2)),
         (m.ProducerMark("p", 1), m.ProducerMark("q", 2), None),

@@ -176,6 +176,8 @@ def test_numbers_and_sites_that_are_none_are_refused(spark: SparkSession, unborn
     says(lambda: tiercel.start(spark, settings=tiercel.Settings(tick_ms=-1)), "tick_ms", "-1", "above 0")
     says(lambda: tiercel.start(spark, ["cloud"], ports={"mars": 1}), "'mars'", "cloud")
     says(lambda: tiercel.start(spark, ["cloud"], ports={"cloud": 70_000}), "70000", "65535")
+    says(lambda: tiercel.start(spark, ["cloud"], advertise={"mars": "10.0.0.5"}), "'mars'", "cloud")
+    says(lambda: tiercel.start(spark, ["cloud"], advertise={"cloud": "0.0.0.0"}), "'0.0.0.0'", "can dial")
     says(unborn.deploy, "no operator", "transform_with_state")
 
 

@@ -17,7 +17,8 @@ from pyspark.sql.streaming import DataStreamReader
 
 from averages import OPERATOR, Averages, averages, reading
 from tiercel.bench.averages import INPUT, OUTPUT, SITE
-from tiercel.runtime.feeds import Feed, Stage
+from tiercel.runtime.client import Producer
+from tiercel.runtime.feeds import Feed, Plan, Stage, read_frames
 from tiercel.spark.datasource import register
 from tiercel.spark.feed import FeedWriter, Staged, Target
 
@@ -211,6 +212,34 @@ def test_a_dataframe_is_written_once_and_rows_that_do_not_fit_may_fail_it(
     large = frame.limit(1).withColumn("n", f.lit(1 << 40))
     with pytest.raises(PySparkException, match="column n"):
         large.write.format("tiercel").mode("append").options(badRows="fail", **into).save()
+
+
+def test_a_job_that_is_run_again_under_its_batch_id_adds_nothing_twice(
+    spark: SparkSession, deployment: Averages
+) -> None:
+    def write(first: int, partitions: int, batch: str) -> None:
+        frame = spark.range(first, first + 1_000, 1, partitions).selectExpr(
+            f"concat('s', id % {SENSORS}) AS sensor", "int(id) AS n", "0L AS due_ns", "double(id) AS value"
+        )
+        into = {"storage": str(deployment.place.directory), "stream": INPUT, "batchId": batch}
+        frame.write.format("tiercel").mode("append").options(**into).save()
+
+    write(0, 2, "monday/1")
+    write(0, 3, "monday/1")  # its driver did not hear that it was done
+    planned = Feed(deployment.place, f"batch-{INPUT}|tuesday")
+    stage = Stage(planned.staging(0), 0, 0)
+    stage.add([deployment.columns.pack(row) for row in some(1_000, 1_000)])
+    staged = stage.finish()
+    planned._decide(0, Plan(INPUT, SITE, 1, [staged]))
+    with Producer(deployment.place, INPUT, name=f"feed|{planned.name}") as producer:
+        producer.send_frame(1, next(read_frames(planned.staging(0) / staged.file)))
+    write(1_000, 3, "tuesday")  # its driver died in the commit, with one of two frames sent
+    deployment.wait_for(2_000)
+    write(2_000, 1, "wednesday")
+    deployment.wait_for(3_000)
+    assert sorted(row["n"] for row in deployment.averages()) == list(range(3_000))
+    kept = [Feed(deployment.place, directory.name).plan(0) for directory in deployment.place.feeds.iterdir()]
+    assert [plan is not None and plan.done for plan in kept] == [True] * 3
 
 
 def test_state_is_a_dataframe(spark: SparkSession, deployment: Averages) -> None:

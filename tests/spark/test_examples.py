@@ -13,8 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def test_there_are_examples() -> None:
-    assert EXAMPLES
+def test_the_readme_shows_an_example_of_twenty_lines_as_it_is() -> None:
+    _, shown = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8").split('"""\n\n', 1)
+    assert f"```python\n{shown}```" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len([line for line in shown.splitlines() if line]) <= 20
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

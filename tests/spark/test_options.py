@@ -94,6 +94,16 @@ def test_options_of_spark_and_of_others_are_left_alone(place: Place) -> None:
     Streams(options(place, checkpointLocation="somewhere", path="x", queryName="q")).schema()
 
 
+def test_a_batch_id_is_for_dataframes_without_a_query_and_names_a_directory(place: Place) -> None:
+    source = Streams(options(place, batchId="2026/11") | {"stream": INPUT})
+    schema = parse_ddl(READING)
+    assert source.writer(schema, False)._name == "batch-readings|2026%2F11"
+    with pytest.raises(UserError, match=r"batchId is given to a query\nexpected: checkpointLocation"):
+        source.streamWriter(schema, False)
+    with pytest.raises(UserError, match="is too long"):
+        Streams(options(place, batchId="x" * 300) | {"stream": INPUT}).writer(schema, False)
+
+
 @pytest.mark.parametrize(
     ("more", "overwrite", "said"),
     [

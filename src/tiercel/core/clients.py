@@ -17,11 +17,15 @@ WINDOW_FRAMES_MAX = 64  # frames a producer has under way; the router slows it d
 
 
 class Producer:
-    """A producer that stays with one site for life; each frame is kept until it is durable there."""
+    """A producer that stays with one site for life; each frame is kept until it is durable there.
 
-    def __init__(self, name: str, site: str) -> None:
+    `life` tells programs apart that use one name: the latest has it, and the others send no more.
+    """
+
+    def __init__(self, name: str, site: str, life: str = "") -> None:
         self.name = name
         self.site = site
+        self.life = life
         self.acknowledged = 0
         self.submitted = 0
         self.greeted = False  # the router has said where we are
@@ -42,11 +46,13 @@ class Producer:
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
         match event:
             case Connected(peer=self.site):
-                return [Send(self.site, m.Hello(self.name))]
+                return [Send(self.site, m.Hello(self.name, self.life, self._met))]
             case Disconnected(peer=self.site):
                 self.greeted = False
             case Received(message=m.ProducerMark(seq=seq)):
                 return self._on_mark(seq)
+            case Received(message=m.ProducerFenced()):
+                self.rival = True
             case _:
                 pass
         return []

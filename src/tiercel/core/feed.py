@@ -60,6 +60,8 @@ class Feed:
         self.pending: list[Entry] = []  # of this step
         self._inflight: deque[tuple[int, int]] = deque()
         self._inflight_rows = 0
+        self.lag_rows = 0  # in the log for it, and its outputs have not come back
+        self._lagging: deque[tuple[int, int]] = deque()
 
     def detach(self) -> None:
         self.phase = Phase.DETACHED
@@ -142,8 +144,16 @@ class Feed:
         self._inflight.append((entry.offset, count))
         self._inflight_rows += count
 
+    def appended(self, offset: int, rows: int) -> None:
+        """Rows for it are in the log, whether it can be sent them now or not."""
+        self._lagging.append((offset, rows))
+        self.lag_rows += rows
+
     def processed(self, through: int) -> None:
         self.through = max(self.through, through)
+        lagging = self._lagging
+        while lagging and lagging[0][0] <= through:
+            self.lag_rows -= lagging.popleft()[1]
         inflight = self._inflight
         while inflight and inflight[0][0] <= through:
             self._inflight_rows -= inflight.popleft()[1]

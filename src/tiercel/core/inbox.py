@@ -221,14 +221,17 @@ class Inbox:
         if control is None and not self.groups:
             for name, rows in parts.items():
                 feed = self.feeds.get(name)
-                if feed is not None and feed.phase is LIVE:
-                    feed.offer(entry, {name: rows} if len(parts) > 1 else parts)
+                if feed is not None:
+                    feed.appended(self.offset, len(rows))
+                    if feed.phase is LIVE:
+                        feed.offer(entry, {name: rows} if len(parts) > 1 else parts)
         else:
             for feed in self.feeds.values():
-                if feed.phase is LIVE:
-                    share = {n: r for n, r in parts.items() if n == feed.instance or n.endswith(feed.suffix)}
-                    if share or control is not None:
-                        feed.offer(entry, share)
+                share = {n: r for n, r in parts.items() if n == feed.instance or n.endswith(feed.suffix)}
+                if share:
+                    feed.appended(self.offset, sum(map(len, share.values())))
+                if feed.phase is LIVE and (share or control is not None):
+                    feed.offer(entry, share)
         self.tail.keep(entry, count, self.feeds.values())
         self._backlog.append((self.offset, count))
         self.backlog_rows += count

@@ -190,6 +190,7 @@ class Instance(Processing):
             return
         self.confirmed = max(self.confirmed, message.flush)
         self.durable = max(self.durable, message.durable)
+        self.lag = message.lag
         self.checkpointer.try_store(step)
         for leaving in self.leaving.values():
             leaving.pump(step)

@@ -61,6 +61,7 @@ class Processing:
         self.checkpointer = Checkpointer(self)
         self.rows = self.outputs = self.waits = 0  # of this life, for `gauges`
         self.waited_ms = 0.0
+        self.lag = 0  # rows that wait for us in the inbox, as the router has last said
         self.reset()
         self.loaded = False
         self.session = 0
@@ -280,6 +281,7 @@ class Processing:
             "outputs": self.outputs,
             "waited": self.waits,
             "waited_ms": self.waited_ms,
+            "lag": self.lag,
             "state_keys": keys,
             "state_bytes": keys * sum(sizes) / len(sizes) if sizes else 0,
             "moves": len(self.leaving) + len(self.arriving),

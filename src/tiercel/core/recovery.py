@@ -62,6 +62,8 @@ def recover_router(router: Router, items: dict[StorageKey, Any]) -> Callable[[St
                 router.inboxes[name].pauses[move] = value
             case ("producer", producer) if router.mutant != "producer-dedup-lost":
                 router.producers.marks[producer] = value
+            case ("producer_life", producer):
+                router.producers.lives[producer] = value
             case ("source", name, producer):
                 router.promises[name].sources[producer] = value
                 router.promises[name].unwritten.discard(producer)

@@ -152,7 +152,7 @@ class Router(MoveDesk):
                 self.on_moved(step, message)
             case m.Hello():
                 must_be(sender, message.producer)
-                self.producers.hello(step, sender, message.producer)
+                self.producers.hello(step, sender, message)
             case m.Subscribe():
                 if message.stream in self.streams:
                     self.streams[message.stream].subscribe(step, sender, message.after)

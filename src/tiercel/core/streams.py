@@ -113,6 +113,7 @@ class Producers:
 
     def __init__(self) -> None:
         self.marks: dict[str, int] = {}
+        self.lives: dict[str, str] = {}  # who has each name, by what it called itself
 
     def accept(self, step: Step, producer: str, seq: int, mutant: str = "") -> bool:
         """Whether this frame is the next one. A known one is acknowledged again, a gap is left open."""
@@ -127,5 +128,13 @@ class Producers:
         send = step.send if early else step.send_durable
         send(to, m.ProducerMark(producer, self.marks.get(producer, 0)))
 
-    def hello(self, step: Step, to: str, producer: str) -> None:
-        self.acknowledge(step, to, producer)
+    def hello(self, step: Step, to: str, hello: m.Hello) -> None:
+        """The latest program of a name has it. Numbers alone would not tell two programs apart."""
+        life = self.lives.get(hello.producer, "")
+        if hello.again and life not in ("", hello.life):
+            step.send_durable(to, m.ProducerFenced(hello.producer))
+            return
+        if hello.life != life:
+            self.lives[hello.producer] = hello.life
+            step.put(("producer_life", hello.producer), hello.life)
+        self.acknowledge(step, to, hello.producer)

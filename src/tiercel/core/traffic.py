@@ -151,8 +151,9 @@ class Traffic(EventTime):
                 ]
                 self.emit_dead(step, inbox.name, dead)
         feed.flush_no = message.flush
-        step.send_durable(message.instance, m.Confirmed(message.life, message.flush, inbox.offset))
         feed.processed(message.through)
+        confirmed = m.Confirmed(message.life, message.flush, inbox.offset, feed.lag_rows)
+        step.send_durable(message.instance, confirmed)
         feed.watermark_ms = max(feed.watermark_ms, message.watermark_ms)
         feed.timers = message.timers
         if message.timers:

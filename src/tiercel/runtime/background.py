@@ -11,6 +11,7 @@ Not responsible for: what the machine does (client.py), connections (host.py).
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import threading
 import time
@@ -117,6 +118,7 @@ class Background:
         self._loop = uvloop.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"tiercel-{name}", daemon=True)
+        atexit.register(self.close)  # a loop that still runs while the interpreter goes can crash it
         self._thread.start()
         self._started.wait()
 
@@ -146,6 +148,7 @@ class Background:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._host.end, "closed")
         self._thread.join()
+        atexit.unregister(self.close)
 
 
 class Client(ABC):

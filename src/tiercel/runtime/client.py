@@ -69,7 +69,7 @@ class Producer(Client):
         site = site_for(manifest, stream, site)
         check_name(manifest, name)
         self._stream = stream
-        self._machine = core.Producer(name, site)
+        self._machine = core.Producer(name, site, uuid.uuid4().hex)
         self._gathered: deque[Frame] = deque()  # numbered, not handed to the machine yet
         self._submitted = self._acknowledged = 0
         self._poked = False

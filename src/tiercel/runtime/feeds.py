@@ -4,7 +4,7 @@ Responsible for: files that hold a batch until it is safe, which of its attempts
     its frames, tidying up.
 Not responsible for: making rows (spark/feed.py), sending them (client.py).
 
-    executors   rows --> feeds/FEED/BATCH/PARTITION-ATTEMPT.frames     any attempt, any number of times
+    executors   rows --> feeds/FEED/BATCH/PARTITION-ATTEMPT-….frames   any attempt, any number of times
     driver      --> feeds/FEED/BATCH.json                              the plan: these files, these numbers
                 --> frames under exactly these numbers                 the router drops what it has
                 --> done, files removed
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -85,7 +86,8 @@ class Stage:
     def __init__(self, directory: Path, partition: int, attempt: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._partition = partition
-        self._path = directory / f"{partition}-{attempt}.frames"
+        # unlike any other: a batch that is run again has the same attempts, perhaps with other rows in them
+        self._path = directory / f"{partition}-{attempt}-{uuid.uuid4().hex}.frames"
         self._draft = self._path.with_suffix(".draft")
         self._file = self._draft.open("wb")
         self._rows: list[Row] = []

@@ -110,6 +110,7 @@ class Host:
         dials: Callable[[], Iterable[str]] | Iterable[str] = (),
         store: Store | None = None,
         bind: str = "127.0.0.1",
+        advertise: str = "",
         port: int = 0,
         tls: TlsFiles | None = None,
         listens: bool = True,
@@ -128,6 +129,7 @@ class Host:
         self._registry = registry
         self._store = store
         self._listens = listens
+        self._advertise = advertise or bind
         self._peers = Peers(
             self,
             name,
@@ -176,15 +178,12 @@ class Host:
                 self._store.close()
         return self.ended_because
 
-    def _publish(
-        self, where: tuple[str, int, str], stage: int, attempt: int, task: int, executor: str
-    ) -> None:
+    def _publish(self, where: tuple[int, str], stage: int, attempt: int, task: int, executor: str) -> None:
         """Tell everyone where we listen. A client does not: nobody needs to find it."""
-        bind, port, nearby = where
+        port, nearby = where
         life = self._store.life if self._store is not None else 1
-        self._registry.publish(
-            Address(self.name, bind, port, os.getpid(), life, nearby, stage, attempt, task, executor)
-        )
+        here = (self.name, self._advertise, port, os.getpid(), life, nearby)
+        self._registry.publish(Address(*here, stage, attempt, task, executor))
 
     def end(self, reason: str) -> None:
         if not self._ended.done():

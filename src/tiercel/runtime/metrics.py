@@ -45,7 +45,7 @@ class Line(msgspec.Struct, frozen=True):
     rate: float  # rows per second
     outputs: float  # per second
     latency_ms: float | None  # from a row's log time until its processing began; None: no rows
-    lag: int | None  # rows in the inboxes that were not processed; an instance does not know
+    lag: int | None  # rows in the inboxes that were not processed: all of a site's, or those of an instance
     state_keys: int | None
     state_bytes: int | None  # estimated from a few keys
     busy: float  # share of the time in which its loop had work

@@ -80,8 +80,8 @@ class Peers:
 
     # -- life ----------------------------------------------------------------------------------
 
-    async def listen(self) -> tuple[str, int, str]:
-        """Let peers in; returns address, port and Unix socket."""
+    async def listen(self) -> tuple[int, str]:
+        """Let peers in; returns port and Unix socket."""
         server = await self._serve()
         self._doors.callback(server.close)
         port: int = server.sockets[0].getsockname()[1]
@@ -92,7 +92,7 @@ class Peers:
             nearby = str(directory / "socket")
             near_server = await asyncio.get_running_loop().create_unix_server(lambda: Link(self), nearby)
             self._doors.callback(near_server.close)
-        return self._bind, port, nearby
+        return port, nearby
 
     async def _serve(self) -> asyncio.Server:
         loop = asyncio.get_running_loop()

@@ -28,6 +28,7 @@ import msgspec
 from tiercel.core.settings import Settings
 from tiercel.core.topology import Topology
 from tiercel.errors import UserError
+from tiercel.runtime.addresses import reachable
 from tiercel.runtime.registry import Registry
 from tiercel.runtime.tls import TlsFiles
 
@@ -57,8 +58,14 @@ class Manifest(msgspec.Struct, frozen=True):
     durability: Durability = "os"
     bind: str = "127.0.0.1"
     ports: dict[str, int] = {}  # site -> where its router listens; others take any that is free
+    advertise: dict[str, str] = {}  # site -> where its router is reached, if not where it listens
+    driver: str = "127.0.0.1"  # its host, as Spark knows it
     tls: TlsFiles | None = None  # for all connections; every machine has its files at these paths
     format: int = FORMAT
+
+    def address_of(self, process: str) -> str:
+        """Where others reach a process of this machine."""
+        return self.advertise.get(process) or reachable(self.bind, self.driver)
 
 
 class Place:

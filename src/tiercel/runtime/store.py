@@ -46,6 +46,7 @@ TABLES: Final[dict[str, Any]] = {
     "emitted": int,
     "pause": Pause,
     "producer": int,
+    "producer_life": str,
     "source": int,
     "lane": tuple[LaneFrame, int],
     "lane_next": int,

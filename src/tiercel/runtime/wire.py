@@ -189,7 +189,7 @@ def merged(earlier: m.Message, later: m.Message) -> m.Message | None:
             return m.Publish(earlier.stream, earlier.entries + later.entries)
         case m.Confirmed(), m.Confirmed() if earlier.life == later.life:
             return m.Confirmed(
-                later.life, max(earlier.flush, later.flush), max(earlier.durable, later.durable)
+                later.life, max(earlier.flush, later.flush), max(earlier.durable, later.durable), later.lag
             )
         case m.Consumed(), m.Consumed() if earlier.stream == later.stream:
             return m.Consumed(later.stream, max(earlier.offset, later.offset))

@@ -7,6 +7,7 @@ Not responsible for: seeing moves through (control/controller.py), starting proc
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -89,6 +90,7 @@ class Console:
             dials=list(manifest.topology.sites),
             store=self._store,
             bind=manifest.bind,
+            advertise=manifest.address_of(NAME),
             tls=manifest.tls,
             on_launch=on_launch,
             on_retire=on_retire,
@@ -96,6 +98,7 @@ class Console:
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="tiercel-controller", daemon=True)
+        atexit.register(self.end)  # a loop that still runs while the interpreter goes can crash it
         self._thread.start()
         self._ready.wait()
 
@@ -117,6 +120,7 @@ class Console:
             self._loop.call_soon_threadsafe(self._host.end, "the deployment ends")
             self._thread.join(10.0)
         self._registry.withdraw(NAME)
+        atexit.unregister(self.end)
 
     # -- asking --------------------------------------------------------------------------------
 

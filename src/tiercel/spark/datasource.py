@@ -7,7 +7,7 @@ Not responsible for: reading (stream_reader.py), writing (feed.py), the formats 
     spark.readStream.format("tiercel").option("storage", DIR).option("stream", "averages").load()
     spark.read.format("tiercel")...          what the stream's log holds
     df.writeStream.format("tiercel")...      a feed: each row exactly once
-    df.write.format("tiercel").mode("append")...
+    df.write.format("tiercel").mode("append").option("batchId", "2026-11-16")...
 
     option              meaning
     storage, stream     the deployment's directory, and the name of the stream
@@ -16,6 +16,8 @@ Not responsible for: reading (stream_reader.py), writing (feed.py), the formats 
     identity            true: adds _tiercel_id, "operator/key/epoch/offset/n", unique for good
     maxEntriesPerBatch  of the stream's log; default: all there are
     site                where a feed enters; default: the first that the stream allows
+    batchId             of a DataFrame that is written without a query: a name that no other batch of the
+                        stream has; a job that is run again under it adds nothing twice
     badRows             dead-letter (default): rows that do not fit are set aside in the storage
                         directory, feeds/QUERY/bad-BATCH-PARTITION.jsonl; fail: they fail the query
 """
@@ -49,6 +51,7 @@ KNOWN = (
     "maxEntriesPerBatch",
     "site",
     "badRows",
+    "batchId",
 )
 
 
@@ -70,10 +73,14 @@ class Streams(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         target = self._target(overwrite=overwrite)
-        return FeedOnceWriter(target, column_names(schema, target.columns))
+        batch = Options(self.options, KNOWN).text("batchId")
+        return FeedOnceWriter(target, column_names(schema, target.columns), batch)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         target = self._target(overwrite=overwrite)
+        if Options(self.options, KNOWN).text("batchId"):
+            what = "option batchId is given to a query"
+            raise UserError(what, expected="checkpointLocation: a query's batches have numbers of their own")
         return FeedWriter(target, column_names(schema, target.columns))
 
     def _readable(self) -> Wanted:

@@ -13,6 +13,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 from pyspark import TaskContext
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEAD_LETTER, FAIL = "dead-letter", "fail"
+NAME_MAX = 200  # of a feed: it names a directory
 SLICE_ROWS = 5_000  # rows that are Python objects at a time
 
 
@@ -156,18 +158,28 @@ class FeedWriter(DataSourceStreamArrowWriter):
 
 
 class FeedOnceWriter(DataSourceArrowWriter):
-    """One DataFrame into a stream: a feed of its own, with a single batch."""
+    """One DataFrame into a stream: a feed of its own, with a single batch.
 
-    def __init__(self, target: Target, names: Sequence[str]) -> None:
+    A batch with an id is remembered by it: a job that is run again goes on where the first has stopped, and
+    adds nothing if that was its end.
+    """
+
+    def __init__(self, target: Target, names: Sequence[str], batch_id: str = "") -> None:
         self._target, self._names = target, names
+        self._remembered = bool(batch_id)
         self._name = f"once-{uuid.uuid4()}"
+        if batch_id:
+            self._name = f"batch-{quote(target.stream, safe='')}|{quote(batch_id, safe='')}"
+        if len(self._name) > NAME_MAX:
+            what = f"option batchId = {batch_id!r} is too long"
+            raise UserError(what, expected=f"at most {NAME_MAX} characters with the name of the stream")
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Staged:
         return stage(self._target, self._name, 0, self._names, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         feed = publish(self._target, messages, 0)
-        if feed is not None:
+        if feed is not None and not self._remembered:
             feed.forget()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

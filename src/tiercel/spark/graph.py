@@ -22,6 +22,7 @@ from tiercel.core.records import Key
 from tiercel.core.settings import Settings
 from tiercel.core.topology import Operator, Stream, Topology, instance_name
 from tiercel.errors import UserError
+from tiercel.runtime.addresses import EVERY_ADDRESS
 from tiercel.runtime.place import Durability, Manifest, StreamFacts
 from tiercel.spark.border import OperatorPlan
 from tiercel.spark.schema import Columns
@@ -57,10 +58,22 @@ class OperatorDeclaration:
 
 
 class Listening(NamedTuple):
-    """The address of every process, and the ports of routers that have a fixed one."""
+    """The address of every process, and what routers have of their own: a fixed port, a known address."""
 
     bind: str
     ports: dict[str, int]
+    advertise: dict[str, str]
+    driver: str = ""  # its host: others are reached at their address toward it
+
+    @classmethod
+    def of(
+        cls,
+        bind: str,
+        ports: Mapping[str, int] | None,
+        advertise: Mapping[str, str] | None,
+        sites: Mapping[str, str | None],
+    ) -> Listening:
+        return cls(bind, parse_ports(ports or {}, sites), parse_advertise(advertise or {}, sites))
 
 
 class Graph:
@@ -142,7 +155,7 @@ class Graph:
             )
             for d in self.streams.values()
         }
-        made = Manifest(uuid.uuid4().hex, self.topology(), facts, settings, durability, *listening)
+        made = Manifest(uuid.uuid4().hex, self.topology(), facts, settings, durability, **listening._asdict())
         return made if found is None else self._continued(made, found)
 
     def _continued(self, made: Manifest, found: Manifest) -> Manifest:
@@ -207,6 +220,19 @@ def parse_ports(ports: Mapping[str, int], sites: Mapping[str, str | None]) -> di
         if type(port) is not int or not 0 <= port <= PORT_MAX:
             raise UserError(f"port {port!r} of site {site!r}", expected=f"0 (any that is free) to {PORT_MAX}")
     return dict(ports)
+
+
+def parse_advertise(addresses: Mapping[str, str], sites: Mapping[str, str | None]) -> dict[str, str]:
+    """Site -> the address at which its router is reached."""
+    if not isinstance(addresses, Mapping):
+        raise UserError(f"advertise = {addresses!r}", expected='addresses by site: {"cloud": "10.0.0.5"}')
+    for site, address in addresses.items():
+        if site not in sites:
+            raise UserError(f"advertise: unknown site {site!r}", expected=f"one of: {', '.join(sites)}")
+        if type(address) is not str or address in EVERY_ADDRESS:
+            what = f"advertise: {address!r} for site {site!r}"
+            raise UserError(what, expected="an address or host name that others can dial")
+    return dict(addresses)
 
 
 def parse_delay(delay: str | float | timedelta, what: str = "delay") -> int:

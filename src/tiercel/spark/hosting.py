@@ -106,6 +106,7 @@ def build_host(
         dials=peers,
         store=store,
         bind=manifest.bind,
+        advertise=manifest.address_of(name),
         port=manifest.ports.get(name, 0),
         tls=manifest.tls,
         metrics=place.metrics,

@@ -34,7 +34,7 @@ from tiercel.spark.border import InputPlan
 from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.ends import RowProducer
-from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_ports, parse_sites
+from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_sites
 from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
 from tiercel.spark.locking import StorageLock
 from tiercel.spark.moves import Moving, Scaling
@@ -62,15 +62,20 @@ def start(
     settings: Settings | None = None,
     bind: str = "127.0.0.1",
     ports: Mapping[str, int] | None = None,
+    advertise: Mapping[str, str] | None = None,
 ) -> Live:
     """A deployment in this Spark application; nothing runs before it is used. Use it in a `with`.
 
     `storage` is a directory that the driver and every executor can write; what runs there before is
     continued. Without one, a temporary directory is used and removed at the end. `ports` says where
     routers listen, by site, for whoever comes through a firewall; else each takes any that is free.
+    `advertise` says at which address a site's router is reached, where that is not what it binds to; with
+    `bind="0.0.0.0"` everyone is reached at the address of its machine toward the driver.
     """
     spark = spark or open_session("tiercel")
-    return Live(spark, parse_sites(sites), storage, durability, settings, bind, ports or {})
+    sites = parse_sites(sites)
+    listening = Listening.of(bind, ports, advertise, sites)
+    return Live(spark, sites, storage, durability, settings, listening)
 
 
 class Live:
@@ -83,15 +88,14 @@ class Live:
         storage: str | Path | None,
         durability: Durability,
         settings: Settings | None,
-        bind: str,
-        ports: Mapping[str, int],
+        listening: Listening,
     ) -> None:
         task_slots(spark)  # a session that is stopped is told at once
         if durability not in ("os", "disk"):
             raise UserError(f"durability {durability!r}", expected="'os' or 'disk'")
         self.spark = spark
         self.graph = Graph(sites)
-        self._listening = Listening(bind, parse_ports(ports, sites))
+        self._listening = listening
         self._temporary = storage is None
         self.place = Place(storage if storage is not None else tempfile.mkdtemp(prefix="tiercel-"))
         self._durability = durability
@@ -211,7 +215,9 @@ class Live:
         lock = StorageLock(self.place)
         try:
             found = self.place.manifest() if self.place.taken else None
-            manifest = self.graph.manifest(self._settings, self._durability, self._listening, found)
+            driver = self.spark.conf.get("spark.driver.host") or ""
+            listening = self._listening._replace(driver=driver)
+            manifest = self.graph.manifest(self._settings, self._durability, listening, found)
             instances = self.place.wanted() if found is not None else []
             for name, declared in self.graph.operators.items():
                 if not any(operator_of(i) == name for i in instances):

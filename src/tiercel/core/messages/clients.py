@@ -9,9 +9,14 @@ from tiercel.core.records import Key, StreamEntry
 
 
 class Hello(Message, frozen=True):
-    """A fixed producer introduces itself; answered by `ProducerMark`."""
+    """A fixed producer introduces itself; answered by `ProducerMark`, or `ProducerFenced`.
+
+    The first word of a life takes the name over; a life that says it `again` must still have it.
+    """
 
     producer: str
+    life: str = ""  # unlike that of any other program that has used the name
+    again: bool = False  # this life was answered before
 
 
 class ProducerMark(Message, frozen=True):
@@ -19,6 +24,12 @@ class ProducerMark(Message, frozen=True):
 
     producer: str
     seq: int
+
+
+class ProducerFenced(Message, frozen=True):
+    """A later life of this producer has the name: what is sent here would be taken for its frames."""
+
+    producer: str
 
 
 class Produce(Message, frozen=True):

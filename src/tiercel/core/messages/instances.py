@@ -87,6 +87,7 @@ class Confirmed(Message, frozen=True):
     life: int
     flush: int
     durable: int
+    lag: int = 0  # rows in the inbox for this instance, beyond what it has processed
 
 
 class Outputs(Message, frozen=True):

@@ -1,0 +1,199 @@
+"""Sinks of other systems: written by `_tiercel_id` each row is there once, though batches come twice.
+
+A query is stopped in the middle of a sink's write, and again between a sink's write and Spark's commit of
+the batch. Started again from its checkpoint, Spark gives the sink the same batch once more. Each sink is
+also written without the identity, and must then hold rows twice: so the tests can fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from averages import Averages, averages, reading
+from tiercel.bench.averages import OUTPUT
+from tiercel.spark.datasource import register
+
+SENSORS, ROWS, ENTRIES_PER_BATCH = 5, 80, 3
+SPLIT_BATCH, UNCOMMITTED_BATCH = 1, 2
+
+
+class Sink(ABC):
+    """A table of another system, and the two ways to write a batch to it."""
+
+    def __init__(self, spark: SparkSession, directory: Path) -> None:
+        self.spark, self.directory = spark, directory
+
+    @abstractmethod
+    def create(self, like: DataFrame) -> None: ...
+    @abstractmethod
+    def append(self, batch: DataFrame) -> None: ...
+    @abstractmethod
+    def merge(self, batch: DataFrame) -> None: ...
+    @abstractmethod
+    def rows(self) -> list[tuple[Any, ...]]: ...
+
+
+class Sqlite(Sink):
+    """A SQL database, through its Python driver: one transaction a batch."""
+
+    def create(self, like: DataFrame) -> None:
+        self.columns = like.columns
+        with self._connected() as database:
+            database.execute(f"create table plain ({', '.join(self.columns)})")
+            database.execute(f"create table averages ({', '.join(self.columns)}, unique (_tiercel_id))")
+
+    def append(self, batch: DataFrame) -> None:
+        self._insert(batch, "insert into plain")
+
+    def merge(self, batch: DataFrame) -> None:
+        changed = ", ".join(f"{name} = excluded.{name}" for name in self.columns)
+        self._insert(batch, "insert into averages", f"on conflict (_tiercel_id) do update set {changed}")
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        with self._connected() as database:
+            return database.execute("select * from averages union all select * from plain").fetchall()
+
+    def _insert(self, batch: DataFrame, into: str, otherwise: str = "") -> None:
+        marks = ", ".join("?" * len(self.columns))
+        with self._connected() as database:
+            database.executemany(f"{into} values ({marks}) {otherwise}", map(tuple, batch.collect()))
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self.directory / "sink.sqlite")) as database, database:
+            yield database  # one transaction
+
+
+class Jdbc(Sink):
+    """A SQL database, through Spark's own JDBC writer: Derby, whose driver comes with Spark."""
+
+    def create(self, like: DataFrame) -> None:
+        system = self.spark.sparkContext._jvm.java.lang.System
+        system.setProperty("derby.stream.error.file", str(self.directory / "derby.log"))
+        self.target = {
+            "url": f"jdbc:derby:{self.directory / 'derby'};create=true",
+            "driver": "org.apache.derby.jdbc.EmbeddedDriver",
+            "dbtable": "averages",
+        }
+        self.append(like)
+
+    def append(self, batch: DataFrame) -> None:
+        batch.write.format("jdbc").mode("append").options(**self.target).save()
+
+    def merge(self, batch: DataFrame) -> None:
+        known = self._table().select("_tiercel_id")
+        self.append(batch.join(known, "_tiercel_id", "left_anti").select(batch.columns))
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return list(map(tuple, self._table().collect()))
+
+    def _table(self) -> DataFrame:
+        return self.spark.read.format("jdbc").options(**self.target).load()
+
+
+class Delta(Sink):
+    """A Delta table, through the package `deltalake`: one commit of the table a batch."""
+
+    def create(self, like: DataFrame) -> None:
+        self.table = str(self.directory / "delta")
+        DeltaTable.create(self.table, like.toArrow().schema)
+
+    def append(self, batch: DataFrame) -> None:
+        write_deltalake(self.table, batch.toArrow(), mode="append")
+
+    def merge(self, batch: DataFrame) -> None:
+        merging = DeltaTable(self.table).merge(
+            batch.toArrow(),
+            "sink._tiercel_id = batch._tiercel_id",
+            source_alias="batch",
+            target_alias="sink",
+        )
+        merging.when_not_matched_insert_all().execute()
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        found = DeltaTable(self.table).to_pyarrow_table().to_pylist()
+        return [tuple(row.values()) for row in found]
+
+
+class Stopped(Exception):
+    """The driver of the query ends here."""
+
+
+@pytest.fixture(scope="module")
+def deployment(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Averages]:
+    register(spark)
+    with averages(tmp_path_factory.mktemp("sinks") / "storage", checkpoint_ms=50.0) as running:
+        for first in range(0, ROWS, 20):
+            running.produce([reading(f"s{n % SENSORS}", n) for n in range(first, first + 20)])
+        yield running
+
+
+def reference_rows() -> list[tuple[Any, ...]]:
+    """What comes out when nothing fails, computed one row after the other."""
+    rows = []
+    for n in range(ROWS):
+        values = [float(earlier) for earlier in range(n % SENSORS, n + 1, SENSORS)]
+        rows.append((f"s{n % SENSORS}", n, len(values), sum(values) / len(values), 0))
+    return sorted(rows)
+
+
+def run(source: DataFrame, checkpoint: Path, write: Any) -> list[int]:
+    """From the checkpoint to the end of what is there, again after each stop; returns what it began."""
+    begun: list[int] = []
+
+    def batch(frame: DataFrame, number: int) -> None:
+        begun.append(number)
+        first_time = begun.count(number) == 1
+        if number == SPLIT_BATCH and first_time:
+            write(frame.where("n % 2 = 0"))  # a sink without transactions: some of the rows are there
+            raise Stopped
+        write(frame)
+        if number == UNCOMMITTED_BATCH and first_time:
+            raise Stopped
+
+    for _ in range(3):
+        query = (
+            source.writeStream.foreachBatch(batch)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        with contextlib.suppress(StreamingQueryException):
+            query.awaitTermination()
+    return begun
+
+
+@pytest.mark.parametrize("kind", [Sqlite, Jdbc, Delta])
+def test_a_sink_that_is_written_by_identity_holds_each_row_once(
+    kind: type[Sink], spark: SparkSession, deployment: Averages, tmp_path: Path
+) -> None:
+    where = {"storage": str(deployment.place.directory), "stream": OUTPUT, "identity": "true"}
+    history = spark.read.format("tiercel").options(**where).load()
+    expected = Counter(map(tuple, history.collect()))
+    assert sorted(row[:-1] for row in expected) == reference_rows()
+    source = spark.readStream.format("tiercel").options(**where, maxEntriesPerBatch=ENTRIES_PER_BATCH).load()
+
+    for way in ("merge", "append"):
+        directory = tmp_path / way
+        directory.mkdir()
+        sink = kind(spark, directory)
+        sink.create(history.limit(0))
+        begun = run(source, directory / "checkpoint", getattr(sink, way))
+        assert begun[:5] == [0, SPLIT_BATCH, SPLIT_BATCH, UNCOMMITTED_BATCH, UNCOMMITTED_BATCH]
+        found = Counter(sink.rows())
+        if way == "merge":
+            assert found == expected
+        else:
+            assert found.keys() == expected.keys()
+            assert found.total() > ROWS, "a batch that comes twice shows in a sink that only appends"
