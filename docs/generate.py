@@ -211,7 +211,7 @@ RULES: dict[str, Rule] = {
         ("event_time:EventTime.output_promise", "departures:Departure.source_watermark_reached"),
     ),
     "R19": Rule(
-        "Ticks are log entries; held keys get them at catch-up. Late rows never reach an operator in event time.",
+        "Ticks are log entries, kept for held keys. Late rows never reach an operator in event time.",
         (
             "traffic:Traffic.on_tick",
             "destination:DestinationMove._catch_up",
