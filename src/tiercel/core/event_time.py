@@ -57,6 +57,8 @@ class EventTime(Site):
         stream = self.topology.streams[name]
         assert stream.idle_ms is not None
         self.looking.discard(name)
+        if any(slowed == name for _, slowed in self.owed.values()):
+            self.last_rows_ms[name] = step.now_ms  # rows do not come because we do not want them yet
         due_ms = self.last_rows_ms[name] + stream.idle_ms
         if step.now_ms < due_ms:
             self.look_for_rows(step, stream, due_ms)
