@@ -205,16 +205,20 @@ RULES: dict[str, Rule] = {
     ),
     "R17": Rule(
         "Log time never runs backwards; a moved key keeps its clock; no watermark overtakes a row.",
-        ("arrivals:Arrival.on_flipped", "destination:DestinationMove._times", "traffic:Traffic.promise"),
+        ("arrivals:Arrival.on_flipped", "destination:DestinationMove._times", "event_time:EventTime.promise"),
     ),
     "R18": Rule(
         "The destination's site freezes its watermark at Prepare; Flip waits until the source reaches it.",
-        ("traffic:Traffic.output_promise", "departures:Departure.source_watermark_reached"),
+        ("event_time:EventTime.output_promise", "departures:Departure.source_watermark_reached"),
     ),
     "R19": Rule(
-        "Ticks are log entries, made while someone has timers; held keys get them at catch-up.",
-        ("traffic:Traffic.on_tick", "destination:DestinationMove._catch_up"),
-        "lateness decided at the first operator",
+        "Ticks are log entries, kept for held keys. Late rows never reach an operator in event time.",
+        (
+            "traffic:Traffic.on_tick",
+            "destination:DestinationMove._catch_up",
+            "event_time:EventTime.in_time",
+            "event_time:EventTime.left_out",
+        ),
     ),
     "R20": Rule(
         "Keys deleted before their capture are sent as absent; what is not mentioned had no state.",

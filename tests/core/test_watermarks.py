@@ -234,6 +234,23 @@ def test_where_all_are_idle_the_watermark_stays() -> None:
     assert play.taken() == [100, [90], 95, 120, [110]]
 
 
+def test_a_stream_whose_producers_are_slowed_down_is_not_idle() -> None:
+    play = Play("in", idle_ms=100)
+    play.write(100, site="b")
+    owed = play.stage.machines["b"].owed
+    owed["in-b"] = ("in-b", "in")  # as if its acknowledgement waited for a reader
+    for n in range(5):
+        play.write(1_000 + n)
+        play.stage.pass_ms(60)
+    assert play.watermark() == 90
+    play.write(101, site="b")  # pays what it owes, too
+    assert owed == {}
+    for n in range(3):
+        play.write(2_000 + n)
+        play.stage.pass_ms(60)
+    assert play.watermark() == 1_992
+
+
 def test_an_input_that_nobody_writes_is_waited_for_only_so_long() -> None:
     play = Play("in", "other", idle_ms=100)
     play.stage.pass_ms(60)

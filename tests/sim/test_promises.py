@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tiercel.sim.campaign import run_points, run_seed, run_seeds
+from tiercel.sim.campaign import scenario_of as campaign_scenario
 from tiercel.sim.deployment import Deployment
 from tiercel.sim.mutants import DYING, ROAMING
 from tiercel.sim.points import CRASH_POINTS, Sketch, scenario_of
@@ -16,6 +17,7 @@ from tiercel.sim.run import run
 from tiercel.sim.scenario import FAULTS, Action, Options, Scenario, draw
 
 WIDE = {"sites_max": 6, "scales": True}
+DELAYED = {**WIDE, "kinds": ("windows", "chained"), "timed": 1.0, "turns": 0.35}
 BLOCKS = 10
 SEEDS_PER_BLOCK = 60  # 600 seeds in all
 
@@ -43,6 +45,33 @@ def test_the_same_seed_twice_gives_the_same_trace() -> None:
     assert [run_seed(s, options).trace_hash for s in range(12)] == [
         run_seed(s, options).trace_hash for s in range(12)
     ]
+
+
+def test_streams_with_a_delay_have_late_rows_and_idle_sites() -> None:
+    late = idle = 0
+    for seed in range(12):
+        scenario = campaign_scenario(seed, Options(faults=FAULTS, kinds=("windows",), timed=1.0, sites_min=2))
+        deployment = Deployment(scenario)
+        assert run(scenario, deployment=deployment).violations == []
+        late += sum(map(len, deployment.recorder.late.values()))
+        for site in deployment.topology.sites:
+            router = deployment.router(site)
+            assert router is not None
+            idle += sum(len(promises.idle) for promises in router.promises.values())
+    assert late > 50
+    assert idle > 5
+
+
+def test_routers_take_several_events_in_one_step_and_die_within_it() -> None:
+    shared = died = 0
+    for seed in range(12):
+        scenario = campaign_scenario(seed, Options(faults=FAULTS, turns=1.0))
+        deployment = Deployment(scenario)
+        assert run(scenario, deployment=deployment).violations == []
+        shared += deployment.shared_steps
+        died += sum(a.kind == "in-turn" for a in scenario.actions) - len(deployment.turn_deaths)
+    assert shared > 50
+    assert died > 3
 
 
 def test_without_moves_nothing_of_the_move_code_runs() -> None:
@@ -86,10 +115,13 @@ def scenario_without_moves(seed: int) -> Scenario:
         (45, ROAMING, "a receipt that was lost with its connection was never given again"),
         (58, ROAMING, "EndOfKeys and the confirmation of outputs answered each other for ever"),
         (9, ROAMING, "held rows closed the lane that would have brought what they waited for"),
+        (10, DELAYED, "a timer that was due in a key's image was lost with a watermark that the image had"),
+        (59, DELAYED, "the same, for the second operator"),
     ],
 )
 def test_a_seed_that_once_failed_does_not_fail_again(seed: int, focus: dict[str, object], story: str) -> None:
-    options = Options(**{"faults": FAULTS, **focus})  # type: ignore[arg-type]
+    found = {"timed": 0.0, "turns": 0.0}  # what was drawn when they were found
+    options = Options(**{"faults": FAULTS, **found, **focus})  # type: ignore[arg-type]
     assert run_seed(seed, options).violations == [], story
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,6 +77,13 @@ class Puppet:
         self.clock.append(now_ms)
         orders, self.orders = self.orders, []
         return orders
+
+    def on_events(self, waiting: deque[Event], now_ms: float) -> Sequence[Effect]:
+        """With turns: three at a time."""
+        effects: list[Effect] = []
+        for _ in range(min(3, len(waiting))):
+            effects += self.on_event(waiting.popleft(), now_ms)
+        return effects
 
     @property
     def messages(self) -> list[Any]:
@@ -620,6 +628,41 @@ def test_a_crash_can_be_put_before_and_after_every_effect(crash_at: int) -> None
     stage.pass_ms(50)
     assert stage.process.incarnation == 2
     assert stage.network.connected("p", "q")
+
+
+def test_with_turns_a_machine_takes_what_has_come_in_as_few_steps_as_it_likes() -> None:
+    together: list[int] = []
+    stage = Stage(
+        turn_ms=4.0, before_effect=lambda process, event, effects: together.append(process.together)
+    )
+    (life,) = stage.lives
+    stage.pass_ms(10)
+    life.events.clear()
+    together.clear()
+    for n in range(5):
+        stage.process.deliver(TimerFired(str(n)))
+    assert life.events == []
+    stage.pass_ms(4)
+    assert life.events == [TimerFired(str(n)) for n in range(5)]
+    assert len(set(life.clock[-5:])) == 1
+    assert together == [3, 2]
+
+
+def test_a_crash_within_a_turn_loses_what_still_waited() -> None:
+    def strike(process: Process, event: Event, effects: Sequence[Effect]) -> int | None:
+        return 1 if process.together > 1 else None
+
+    stage = Stage(turn_ms=4.0, before_effect=strike, on_crash=lambda process: process.restart_after(10))
+    launched: list[str] = []
+    stage.process.on_launch = launched.append
+    stage.lives[0].orders = [Launch("1"), Launch("2")]
+    for n in range(5):
+        stage.process.deliver(TimerFired(str(n)))
+    stage.pass_ms(50)
+    first, second = stage.lives
+    assert launched == ["1"]
+    assert first.events[-3:] == [TimerFired(str(n)) for n in range(3)]
+    assert not any(isinstance(event, TimerFired) for event in second.events)
 
 
 def test_a_zombie_is_still_heard_after_its_successor_has_connected() -> None:

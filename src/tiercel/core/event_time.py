@@ -11,7 +11,8 @@ site it came from had not heard of, because a site that is new or was idle holds
 from __future__ import annotations
 
 from tiercel.core import messages as m
-from tiercel.core.records import ABSENT_WATERMARK, Row, Watermark
+from tiercel.core.inbox import Inbox
+from tiercel.core.records import ABSENT_WATERMARK, INITIAL, Row, Watermark
 from tiercel.core.site import Site
 from tiercel.core.step import Step
 from tiercel.core.topology import Stream
@@ -56,6 +57,8 @@ class EventTime(Site):
         stream = self.topology.streams[name]
         assert stream.idle_ms is not None
         self.looking.discard(name)
+        if any(slowed == name for _, slowed in self.owed.values()):
+            self.last_rows_ms[name] = step.now_ms  # rows do not come because we do not want them yet
         due_ms = self.last_rows_ms[name] + stream.idle_ms
         if step.now_ms < due_ms:
             self.look_for_rows(step, stream, due_ms)
@@ -81,6 +84,16 @@ class EventTime(Site):
         if len(kept) < len(rows):
             self.came_late(operator, [row for row in rows if row[1] <= mark])
         return kept
+
+    def left_out(self, inbox: Inbox, row: Row) -> bool:
+        """Where it came from it was in time, but its log knows more."""
+        if row[1] > inbox.watermark_ms or row[1] == INITIAL or self.mutant == "late-rows-taken":
+            return False
+        tagged = len(self.topology.operators[inbox.name].inputs) > 1
+        if tagged and row[2][0] not in inbox.timed:
+            return False
+        self.came_late(inbox.name, [row])
+        return True
 
     def came_late(self, operator: str, rows: list[Row]) -> None:
         """These rows are left out."""

@@ -22,7 +22,6 @@ from tiercel.core.feed import LIVE, Feed, Tail
 from tiercel.core.lanes import Inbound
 from tiercel.core.records import (
     ABSENT_WATERMARK,
-    INITIAL,
     Control,
     Entry,
     Key,
@@ -130,8 +129,7 @@ class Inbox:
         self.backlog_rows = 0
         self.stored_overrides: set[Key] = set(table.overrides)
         self.timed: frozenset[int] = frozenset()  # inputs whose rows are left out when they are late
-        self.tagged = False  # payloads say by which input they came
-        self.came_late: Callable[[str, list[Row]], None] = lambda operator, rows: None
+        self.left_out: Callable[[Inbox, Row], bool] = lambda inbox, row: False  # asked for those inputs
 
     # -- routing -----------------------------------------------------------------------------
 
@@ -298,7 +296,6 @@ class Inbox:
 
     def _append_ready(self, step: Step, ready: list[Row]) -> None:
         parts: dict[str, list[Row]] = {}
-        late: list[Row] = []
         for row in ready:
             key = row[0]
             if key in self.returning and self.marks[key].get(self.site, 0) >= self.counts.get(key, 0):
@@ -307,20 +304,10 @@ class Inbox:
             target = self._routes.get(key)
             if target is None or target[0] == AWAY:
                 target = self._local_target(key)
-            if self.timed and row[1] <= self.watermark_ms and self._is_late(row):
-                late.append(row)
-            else:
+            if not (self.timed and self.left_out(self, row)):
                 parts.setdefault(target, []).append(row[:3])
-        if late:
-            self.came_late(self.name, late)
         if parts:
             self.append(step, parts)
-
-    def _is_late(self, row: Row) -> bool:
-        """Where it came from it was in time, but this log knows more."""
-        if row[1] == INITIAL or self.mutant == "late-rows-taken":
-            return False
-        return not self.tagged or row[2][0] in self.timed
 
     def _local_target(self, key: Key) -> str:
         if key in self.returning:

@@ -68,8 +68,7 @@ class Site(ABC):
                     self.promises[operator_name].sources[producer] = -1
         for name, inbox in self.inboxes.items():
             inbox.timed = topology.late_inputs(name)
-            inbox.tagged = len(topology.operators[name].inputs) > 1
-            inbox.came_late = self.came_late
+            inbox.left_out = self.left_out
         self.looking: set[str] = set()  # streams with an idle time-out that is running
         self.last_rows_ms: dict[str, float] = {}  # of those streams, when rows of them came here last
         self.event_time = any(o.time_mode == "eventTime" for o in topology.operators.values())
@@ -112,8 +111,8 @@ class Site(ABC):
             step.send(site, message)
 
     @abstractmethod
-    def came_late(self, operator: str, rows: list[Row]) -> None:
-        """These rows are behind the watermark: nobody sees them."""
+    def left_out(self, inbox: Inbox, row: Row) -> bool:
+        """Whether a row that is about to be appended is late: then nobody sees it."""
 
     @abstractmethod
     def on_message(self, step: Step, sender: str, message: Any) -> None:

@@ -25,18 +25,19 @@ class Traffic(EventTime):
     def on_produce(self, step: Step, sender: str, message: m.Produce) -> None:
         if self.producers.accept(step, message.producer, message.seq, self.mutant):
             facts = self.topology.streams.get(message.stream)
-            timed = facts is not None and facts.delay_ms is not None and message.rows and not message.initial
+            source = message.producer
             mark = message.watermark_ms  # of a batch that came in several frames: they share one
-            if facts is not None and facts.delay_ms is not None and timed:
+            tuples = message.rows and not message.initial
+            if tuples and facts is not None and facts.delay_ms is not None:
                 self.written(step, facts)
+                source = message.stream
                 if mark is None:
                     mark = max([row[1] for row in message.rows]) - facts.delay_ms
                 if self.mutant == "late-for-each-other":
-                    self.promise_source(step, message.stream, message.stream, mark)
+                    self.promise_source(step, message.stream, source, mark)
             if message.rows:
                 self.take_in(step, message.stream, message.rows, initial=message.initial)
             if mark is not None:
-                source = message.stream if timed else message.producer
                 self.promise_source(step, message.stream, source, mark)
         self.acknowledge_producer(step, sender, message.producer, message.stream)
 
@@ -63,6 +64,8 @@ class Traffic(EventTime):
             if not self.congested(stream):
                 del self.owed[producer]
                 self.producers.acknowledge(step, to, producer)
+                if stream in self.last_rows_ms:
+                    self.last_rows_ms[stream] = step.now_ms
 
     def take_in(self, step: Step, stream: str, rows: list[Row], *, initial: bool = False) -> None:
         """Rows of a stream, to every operator that reads it; without those that are late for it.
