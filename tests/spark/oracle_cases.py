@@ -27,8 +27,11 @@ from oracle_processors import (
     Maps,
     Started,
     Values,
+    step,
 )
 from pyspark.sql.streaming import StatefulProcessor
+
+from tiercel.spark.folds import Fold
 
 EXAMPLES = 100
 BATCHES = 4
@@ -212,6 +215,20 @@ def join() -> Case:
     return Case("join", Join(), streams, batches)
 
 
+def fold() -> Case:
+    """A key has at most one row in a batch: a step cannot bring rows into order."""
+    batches: list[list[tuple[Any, ...]]] = []
+    random = Random("fold")
+    for batch in range(BATCHES):
+        ops = {
+            f"{n}-a": random.choice(["add", "add", "twice", "silent", "forget", "look"]) for n in range(100)
+        }
+        rows = [(key, batch, op, random.randint(1, 99), random.choice("xyz")) for key, op in ops.items()]
+        batches.append([row for row in rows if random.random() < 0.8])
+    folded = Fold(step, (0, None, []), "n long, last timestamp, texts array<string>", OUTPUT)
+    return Case("fold", folded, {"input": INPUT}, one_stream(batches))
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "value state": lambda: plain("values", Values(), "add", "set", "set null", "clear", "look"),
     "list state": lambda: plain("lists", Lists(), "append", "append list", "put", "clear", "look"),
@@ -223,4 +240,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "processing-time timers": alarms,
     "initial state": started,
     "join": join,
+    "fold": fold,
 }
