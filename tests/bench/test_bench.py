@@ -23,12 +23,12 @@ from tiercel.bench.echo import echoing, frame_sizes
 from tiercel.bench.load import PRODUCER, Load, Record, due_in_tick
 from tiercel.bench.loader import until, until_quiet, write_record
 from tiercel.bench.measures import Moments, Outputs, judge
-from tiercel.bench.processors import AVERAGED, READING, RunningAverage
-from tiercel.bench.reader import Reader
+from tiercel.bench.processors import READING
+from tiercel.bench.reader import Reader, _averaged, _counted
 from tiercel.bench.records import read_outputs
 from tiercel.bench.report import Cpu, document, median_line, percentile
 from tiercel.bench.spark_batches import best
-from tiercel.bench.throughput import readings
+from tiercel.bench.throughput import PROCESSORS, readings
 from tiercel.core import inbox, instance, messages, processing, router, traffic
 from tiercel.core.events import Received, TimerFired
 from tiercel.core.records import Output, StreamEntry
@@ -37,7 +37,7 @@ from tiercel.runtime.host import Host
 from tiercel.runtime.place import Manifest, Place, StreamFacts
 from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.ddl import parse_ddl
-from tiercel.spark.ends import RowProducer
+from tiercel.spark.ends import RowProducer, RowSubscriber
 from tiercel.spark.hosting import build_host
 from tiercel.spark.schema import Columns
 
@@ -199,23 +199,50 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 # -- the subscriber --------------------------------------------------------------------------
 
 
-def test_the_subscriber_of_the_throughput_counts_every_key_and_no_fault(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["processor", "fold"])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_the_subscriber_of_the_throughput_counts_every_key_and_no_fault(
+    name: str, form: str, tmp_path: Path
+) -> None:
+    forms, schema = PROCESSORS[name]
     place, operator = Place(tmp_path), topology(1).operators["average"]
     facts = {
         INPUT: StreamFacts(parse_ddl(READING).json(), ("sensor",), sites=(SITE,)),
-        OUTPUT: StreamFacts(parse_ddl(AVERAGED).json(), (), written_by="average"),
+        OUTPUT: StreamFacts(parse_ddl(schema).json(), (), written_by="average"),
     }
     place.write(Manifest("averages", topology(1), facts, Settings()))
     columns = Columns(READING, "sensor")
-    averages = OperatorPlan(RunningAverage(), (InputPlan(columns),), columns.schema, Columns(AVERAGED))
-    hosts = [build_host(place, SITE, None), build_host(place, operator.instances[0], averages)]
+    counted = OperatorPlan(forms[form](), (InputPlan(columns),), columns.schema, Columns(schema))
+    hosts = [build_host(place, SITE, None), build_host(place, operator.instances[0], counted)]
     order = [2, 0, 1]
     with running(*hosts), RowProducer(place, INPUT, name="p") as producer:
         reader = Reader(place, OUTPUT, len(order))
         producer.send_many(list(islice(readings(order), 3_001)))
         wait_until(lambda: reader.received == 3_001, f"only {reader.received} came")
         assert reader.end() == [1_000, 1_000, 1_001]
+        with RowSubscriber(place, OUTPUT, after=0) as rows, RowSubscriber(place, OUTPUT, after=0) as values:
+            found, plain = [tuple(one.row) for one in rows.poll(10)], values.poll_values(10)
+            both = min(len(found), len(plain))
+            assert both > 0
+            assert plain[:both] == found[:both]
     assert reader.faults == 0
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        (_counted, [(0, 1), (0, 2), (1, 1)], [(0, 3), (0, 3), (1, 3)]),
+        (_averaged, [(0, 1, 1.0), (0, 2, 1.5), (1, 1, 1.0)], [(0, 3, 2.5), (0, 3, 2.0), (1, 3, 2.0)]),
+    ],
+)
+def test_the_subscriber_of_the_throughput_notices_every_fault(
+    check: Callable[..., int], right: list[tuple[float, ...]], wrong: list[tuple[float, ...]]
+) -> None:
+    counts = [0, 0]
+    assert check(right, counts) == 0
+    assert counts == [2, 1]
+    assert check(wrong, counts) == len(wrong) - (check is _counted)
+    assert counts == [3, 3]
 
 
 # -- echo ------------------------------------------------------------------------------------
@@ -300,6 +327,7 @@ def test_the_bare_build_carries_tuples_exactly_once_and_in_order(tmp_path: Path)
         ("throughput --seconds 0", "--seconds 0 is out of range"),
         ("throughput --durability paper", "unknown 'paper'"),
         ("throughput --processors sum", "unknown 'sum'"),
+        ("throughput --forms fold,lambda", "unknown 'lambda'"),
         ("throughput --spark-rows many", "'many' is no number"),
         ("throughput --spark-batches 0", "--spark-batches 0 is out of range"),
         ("latency --rates 0", "--rates 0 is out of range"),

@@ -16,7 +16,7 @@ sys.path.insert(0, HERE)
 # Spark ships functions of imported modules by name: its workers must find them too
 os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-WITHOUT_SPARK = ("test_schema.py", "test_border.py", "test_options.py", "test_reasons.py")
+WITHOUT_SPARK = ("test_schema.py", "test_border.py", "test_folds.py", "test_options.py", "test_reasons.py")
 
 
 @pytest.fixture(scope="module")

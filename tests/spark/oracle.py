@@ -22,6 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 import tiercel
+from tiercel.spark.folds import Fold
+from tiercel.spark.streams import LiveStream
 
 HANG_S = 180.0  # longer than anything takes: a test that hangs ends with what is missing
 
@@ -156,6 +158,27 @@ class Troubled:
                 yield
 
 
+def declared(spark: SparkSession, case: Case, inputs: Sequence[LiveStream]) -> LiveStream:
+    """The case's operator on these streams; a fold by the call that people write it with."""
+    first, *others = inputs
+    read = first.union(*others) if others else first
+    instances = {"cloud": 2, "edge": 1}
+    if isinstance(case.processor, Fold):
+        fold = case.processor
+        schema = fold.state_schema
+        return read.fold(fold.step, fold.initial, OUTPUT, state_schema=schema, name="op", instances=instances)
+    return read.transform_with_state(
+        case.processor,
+        OUTPUT,
+        name="op",
+        time_mode=case.time_mode,
+        initial_state=None
+        if case.initial is None
+        else spark.createDataFrame(case.initial, case.initial_schema),
+        instances=instances,
+    )
+
+
 def under_tiercel(
     spark: SparkSession, case: Case, directory: Path, counts: Sequence[int], kills: Sequence[str]
 ) -> Outputs:
@@ -165,17 +188,7 @@ def under_tiercel(
             name: live.stream(name, schema, key="k", event_time=case.event_time, delay=case.delay_ms / 1000)
             for name, schema in case.streams.items()
         }
-        first, *others = inputs.values()
-        operator = (first.union(*others) if others else first).transform_with_state(
-            case.processor,
-            OUTPUT,
-            name="op",
-            time_mode=case.time_mode,
-            initial_state=None
-            if case.initial is None
-            else spark.createDataFrame(case.initial, case.initial_schema),
-            instances={"cloud": 2, "edge": 1},
-        )
+        operator = declared(spark, case, list(inputs.values()))
         troubled = Troubled(live, case, kills)
         collected = Collected()
         refused = operator.dead_letters.subscribe(after=0)

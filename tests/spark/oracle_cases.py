@@ -28,8 +28,11 @@ from oracle_processors import (
     Started,
     TimedJoin,
     Values,
+    step,
 )
 from pyspark.sql.streaming import StatefulProcessor
+
+from tiercel.spark.folds import Fold
 
 EXAMPLES = 100
 BATCHES = 4
@@ -236,6 +239,20 @@ def timed_join() -> Case:
     return case
 
 
+def fold() -> Case:
+    """A key has at most one row in a batch: a step cannot bring rows into order."""
+    batches: list[list[tuple[Any, ...]]] = []
+    random = Random("fold")
+    for batch in range(BATCHES):
+        ops = {
+            f"{n}-a": random.choice(["add", "add", "twice", "silent", "forget", "look"]) for n in range(100)
+        }
+        rows = [(key, batch, op, random.randint(1, 99), random.choice("xyz")) for key, op in ops.items()]
+        batches.append([row for row in rows if random.random() < 0.8])
+    folded = Fold(step, (0, None, []), "n long, last timestamp, texts array<string>", OUTPUT)
+    return Case("fold", folded, {"input": INPUT}, one_stream(batches))
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "value state": lambda: plain("values", Values(), "add", "set", "set null", "clear", "look"),
     "list state": lambda: plain("lists", Lists(), "append", "append list", "put", "clear", "look"),
@@ -248,4 +265,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "initial state": started,
     "join": join,
     "join in event time": timed_join,
+    "fold": fold,
 }

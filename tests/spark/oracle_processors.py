@@ -65,6 +65,24 @@ class Told(StatefulProcessor):
         pass
 
 
+def step(state: tuple[Any, ...], row: Any) -> tuple[Any, Any]:
+    """A fold: what the row says to a count, the time of the last row, and all texts."""
+    count, last, texts = state
+    seen = f"{row.op}: {told((count, last, list(texts), row.n, row['text'], row[1]))}"
+    at = START + timedelta(milliseconds=row.n)
+    match row.op:
+        case "add":
+            return (count + row.n, at, [*texts, row.text]), (row.k, row.seq, seen)
+        case "twice":
+            return (count, None, []), [{"k": row.k, "seq": row.seq, "told": f"{seen} {n}"} for n in "12"]
+        case "silent":
+            return (count + 1, last, texts), None
+        case "forget":
+            return None, Row(told=seen, k=row.k, seq=row.seq)
+        case _:
+            return state, (row.k, row.seq, seen)
+
+
 class Values(Told):
     """Value state: of one column, and of many types."""
 

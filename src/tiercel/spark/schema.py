@@ -270,7 +270,7 @@ class Columns:
         return in_order(row, self.names, self.within, self._shown)
 
     def _positional(self, row: Any) -> tuple[Any, ...]:
-        if isinstance(row, Mapping | str | bytes):
+        if isinstance(row, Mapping | str | bytes) or not isinstance(row, Iterable):
             raise misfit(self.within or "*", row, f"a sequence of: {', '.join(self.names)}")
         return tuple(row)
 
