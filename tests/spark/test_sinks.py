@@ -8,6 +8,7 @@ also written without the identity, and must then hold rows twice: so the tests c
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from averages import Averages, averages, reading
 from tiercel.bench.averages import OUTPUT
@@ -26,6 +28,7 @@ from tiercel.spark.datasource import register
 
 SENSORS, ROWS, ENTRIES_PER_BATCH = 5, 80, 3
 SPLIT_BATCH, UNCOMMITTED_BATCH = 1, 2
+WAIT_S_MAX = 30.0
 
 
 class Sink(ABC):
@@ -126,6 +129,51 @@ class Delta(Sink):
         return [tuple(row.values()) for row in found]
 
 
+class Kafka(Sink):
+    """A topic of the broker that librdkafka brings for tests: the protocol is real, the broker is small.
+
+    A topic keeps what it is given: the identity is the record's key, and who reads keeps one record per key.
+    """
+
+    def create(self, like: DataFrame) -> None:
+        quiet = {"log_level": 0}
+        self._broker = Producer({"test.mock.num.brokers": 1, **quiet})
+        brokers = self._broker.list_topics(timeout=WAIT_S_MAX).brokers.values()
+        at = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+        self._client = {"bootstrap.servers": at, **quiet}
+
+    def append(self, batch: DataFrame) -> None:
+        self._send([(None, row) for row in batch.collect()])
+
+    def merge(self, batch: DataFrame) -> None:
+        self._send([(row._tiercel_id, row) for row in batch.collect()])
+
+    def _send(self, records: list[tuple[str | None, Row]]) -> None:
+        producer = Producer({**self._client, "enable.idempotence": True})
+        for key, row in records:
+            producer.produce("averages", key=key, value=json.dumps(row.asDict()))
+        assert producer.flush(WAIT_S_MAX) == 0
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        by_key: dict[Any, str] = {}
+        for number, (key, value) in enumerate(self._records()):
+            assert by_key.setdefault(key or number, value) == value, "an identity names one row for good"
+        return [tuple(json.loads(value).values()) for value in by_key.values()]
+
+    def _records(self) -> Iterator[tuple[bytes | None, str]]:
+        reader = Consumer({**self._client, "group.id": "readers"})
+        with contextlib.closing(reader):
+            for n in reader.list_topics("averages", WAIT_S_MAX).topics["averages"].partitions:
+                here = TopicPartition("averages", n, 0)
+                _, end = reader.get_watermark_offsets(here, WAIT_S_MAX)
+                reader.assign([here])
+                for _ in range(end):
+                    record = reader.poll(WAIT_S_MAX)
+                    assert record is not None
+                    assert record.error() is None
+                    yield record.key(), record.value().decode()
+
+
 class Stopped(Exception):
     """The driver of the query ends here."""
 
@@ -174,7 +222,7 @@ def run(source: DataFrame, checkpoint: Path, write: Any) -> list[int]:
     return begun
 
 
-@pytest.mark.parametrize("kind", [Sqlite, Jdbc, Delta])
+@pytest.mark.parametrize("kind", [Sqlite, Jdbc, Delta, Kafka])
 def test_a_sink_that_is_written_by_identity_holds_each_row_once(
     kind: type[Sink], spark: SparkSession, deployment: Averages, tmp_path: Path
 ) -> None:
