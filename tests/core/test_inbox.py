@@ -5,8 +5,9 @@ from __future__ import annotations
 from playing import BOSS, Stage, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.effects import SetTimer
-from tiercel.core.inbox import Inbox, Reader
+from tiercel.core.inbox import Inbox
 from tiercel.core.lanes import Inbound
+from tiercel.core.readers import Reader
 from tiercel.core.records import INITIAL, Entry, KeySet, Route, Row, TableUpdate, Tick, Watermark
 from tiercel.core.routing import RoutingTable
 from tiercel.core.settings import Settings

@@ -1,8 +1,9 @@
 """One operator's inbox log at one site: appending, late-binding routing, sequencing of stamped rows.
 
 Responsible for: the order of the log; which part of an entry a row goes to; what is dropped as a
-    duplicate or held because it came too early; trimming.
-Not responsible for: moves (departures.py, arrivals.py change the routing here), the lanes' frames.
+    duplicate or held because it came too early.
+Not responsible for: who reads it (readers.py), the lanes' frames, moves (departures.py and arrivals.py
+    change the routing here).
 
 Life of a row here: `intake` (from this site's producers and instances) or `sequence` (from another
 site or a mobile source) -> a part of an `Entry` -> the live feeds. A row whose key is owned
@@ -12,14 +13,14 @@ come home while older rows of it, sent away earlier, are still on their way back
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
 
-from tiercel.core import messages as m
-from tiercel.core.feed import LIVE, Feed, Tail
+from tiercel.core.feed import LIVE
 from tiercel.core.lanes import Inbound
+from tiercel.core.readers import Readers
 from tiercel.core.records import (
     ABSENT_WATERMARK,
     Control,
@@ -35,23 +36,6 @@ from tiercel.core.records import (
 from tiercel.core.routing import RoutingTable, slot_of
 from tiercel.core.settings import Settings
 from tiercel.core.step import Step
-
-
-class Reader(msgspec.Struct, frozen=True):
-    """What an instance's last checkpoint covers, and which life of it attached last."""
-
-    life: int
-    applied: int
-    moves: dict[str, int]  # arriving moves: offset in this log, once they read it
-    start_watermark_ms: int = ABSENT_WATERMARK  # the log's, where an instance without a checkpoint begins
-
-
-class Pause(msgspec.Struct, frozen=True):
-    """Dispatch stops behind `limit` until the operator's instances have been relaunched."""
-
-    limit: int
-    awaited: dict[str, int]  # instance -> the life that must end
-    released: bool = False  # nothing else holds dispatch up
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -96,23 +80,16 @@ class _Routes(dict[Key, str]):
 AWAY = ">"  # first character of a route to another site; instance names never start with it
 
 
-class Inbox:
+class Inbox(Readers):
     """The log of one operator at one site, and the routing that fills it."""
 
     def __init__(self, name: str, site: str, table: RoutingTable, settings: Settings) -> None:
-        self.name = name
+        super().__init__(name, settings)
         self.site = site
         self.table = table
-        self.settings = settings
-        self.mutant = settings.mutant
-        self.offset = 0  # last appended
         self.time_ms = 0
         self.watermark_ms = ABSENT_WATERMARK
-        self.trimmed = 0
-        self.durable = 0
         self.ends: list[tuple[int, int]] = []
-        self.feeds: dict[str, Feed] = {}
-        self.readers: dict[str, Reader] = {}  # every instance of this site that may come back for more
         self.emitted: dict[str, int] = {}  # instance -> outputs are admitted through this offset
         self.groups: dict[str, Group] = {}  # by move
         self.counts: dict[Key, int] = {}  # rows of a key that this site numbered and sent away
@@ -120,13 +97,8 @@ class Inbox:
         self.returning: set[Key] = set()  # owned here, but older rows of ours are still under way
         self.held: dict[tuple[Key, str], dict[int, Held]] = {}
         self.waiting: list[Held] = []  # their sender knows a newer epoch than we
-        self.pauses: dict[str, Pause] = {}  # by move, restart strategy only
         self.shadow_hook: Callable[[Step, Entry], None] | None = None  # set only while a move needs it
-        self.trim_floor: Callable[[], int | None] = lambda: None
-        self.tail = Tail(settings.tail_rows_max)
         self._routes = _Routes(self)
-        self._backlog: deque[tuple[int, int]] = deque()
-        self.backlog_rows = 0
         self.stored_overrides: set[Key] = set(table.overrides)
         self.timed: frozenset[int] = frozenset()  # inputs whose rows are left out when they are late
         self.left_out: Callable[[Inbox, Row], bool] = lambda inbox, row: False  # asked for those inputs
@@ -231,8 +203,7 @@ class Inbox:
                 if feed.phase is LIVE and (share or control is not None):
                     feed.offer(entry, share)
         self.tail.keep(entry, count, self.feeds.values())
-        self._backlog.append((self.offset, count))
-        self.backlog_rows += count
+        self.count_backlog(count)
         if self.shadow_hook is not None:
             self.shadow_hook(step, entry)
         return entry
@@ -373,87 +344,3 @@ class Inbox:
             under_way = count > self.marks.get(key, {}).get(self.site, 0)
             if under_way and members(key) and self.mutant != "home-coming-not-held":
                 self.returning.add(key)
-
-    # -- restart strategy: stop behind an offset, relaunch, go on ------------------------------
-
-    def pause(self, step: Step, move: str) -> None:
-        awaited = {instance: reader.life for instance, reader in self.readers.items()}
-        self._set_pause(step, move, Pause(self.offset, awaited))
-        self.say_halt(step, move)
-
-    def _set_pause(self, step: Step, move: str, pause: Pause | None) -> None:
-        if pause is None:
-            self.pauses.pop(move, None)
-            step.delete(("pause", self.name, move))
-        else:
-            self.pauses[move] = pause
-            step.put(("pause", self.name, move), pause)
-        self.limit_feeds()
-
-    def limit_feeds(self) -> None:
-        limit = min((p.limit for p in self.pauses.values()), default=None)
-        for feed in self.feeds.values():
-            feed.limit = limit
-
-    def say_halt(self, step: Step, move: str) -> None:
-        for instance, life in (self.pauses[move].awaited if move in self.pauses else {}).items():
-            step.send_durable(instance, m.Halt(move, life))
-
-    def relaunched(self, step: Step, instance: str, life: int) -> None:
-        for move, pause in list(self.pauses.items()):
-            if pause.awaited.get(instance, life) < life:
-                awaited = {i: n for i, n in pause.awaited.items() if i != instance}
-                over = pause.released and not awaited
-                self._set_pause(step, move, None if over else Pause(pause.limit, awaited, pause.released))
-
-    def all_relaunched(self, move: str) -> bool:
-        return move not in self.pauses or not self.pauses[move].awaited
-
-    def unpause(self, step: Step, move: str) -> None:
-        pause = self.pauses.get(move)
-        if pause is not None:
-            over = not pause.awaited
-            self._set_pause(step, move, None if over else Pause(pause.limit, pause.awaited, released=True))
-
-    # -- reading and trimming ----------------------------------------------------------------
-
-    def passed(self, through: int) -> None:
-        """The slowest reader has processed this much."""
-        backlog = self._backlog
-        while backlog and backlog[0][0] <= through:
-            self.backlog_rows -= backlog.popleft()[1]
-
-    def slowest_through(self) -> int:
-        low = self.offset
-        for feed in self.feeds.values():
-            if not feed.idle:
-                low = min(low, feed.through)
-        return low
-
-    def trim_point(self) -> int:
-        """Nobody will ever ask for anything at or below this."""
-        low = self.offset
-        for instance, reader in self.readers.items():
-            feed = self.feeds.get(instance)
-            if feed is None or not feed.idle or reader.applied < feed.last_sent:
-                low = min(low, reader.applied)
-            low = min([low, *reader.moves.values()])
-        floor = self.trim_floor()
-        if floor is not None:
-            low = min(low, floor)
-        return min(low, self.durable)
-
-    def trim(self, step: Step) -> None:
-        """Some of what nobody will ask for; then everyone else has a turn."""
-        point = self.trim_point()
-        if self.mutant == "log-trimmed-too-early":
-            point = min(self.durable, max(point, self.slowest_through()))
-        limit = self.trimmed + self.settings.trim_entries_max
-        if point > limit:
-            point = limit
-            step.timer(f"trim|{self.name}", step.now_ms + self.settings.capture_pause_ms)
-        for offset in range(self.trimmed + 1, point + 1):
-            step.delete(("inbox", self.name, offset))
-        if point > self.trimmed:
-            self.trimmed = point
-            step.put(("trimmed", self.name), point)

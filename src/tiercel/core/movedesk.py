@@ -16,7 +16,8 @@ from tiercel.core.departures import Phase as DeparturePhase
 from tiercel.core.faults import InvalidRequest
 from tiercel.core.feed import Feed
 from tiercel.core.feed import Phase as FeedPhase
-from tiercel.core.inbox import Inbox, Reader
+from tiercel.core.inbox import Inbox
+from tiercel.core.readers import Reader
 from tiercel.core.records import OWN, SHADOW, Entry, KeySet, TableUpdate
 from tiercel.core.routing import check_keys, overlap
 from tiercel.core.step import Step

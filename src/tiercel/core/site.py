@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tiercel.core import messages as m
-from tiercel.core.inbox import Inbox, Reader
+from tiercel.core.inbox import Inbox
 from tiercel.core.lanes import FrameId, Inbound, Lane
+from tiercel.core.readers import Reader
 from tiercel.core.records import Row
 from tiercel.core.routing import RoutingTable
 from tiercel.core.settings import Settings

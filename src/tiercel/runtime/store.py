@@ -25,8 +25,8 @@ from tiercel.core.arrivals import ArrivalRecord
 from tiercel.core.checkpoints import Cursor
 from tiercel.core.departures import DepartureRecord
 from tiercel.core.effects import StorageKey, Write
-from tiercel.core.inbox import Pause, Reader
 from tiercel.core.messages import LaneFrame, ShadowNotice
+from tiercel.core.readers import Pause, Reader
 from tiercel.core.records import Entry, KeyImage, Position, Route, TableUpdate
 from tiercel.runtime.packed import decode_stream_entry, encoder
 
