@@ -156,6 +156,30 @@ def test_processors_that_are_none_are_refused(unborn: Live) -> None:
     says(give(Count(), output_key="bus"), "'bus'", "car, n")
 
 
+def test_folds_that_cannot_run_are_refused(unborn: Live) -> None:
+    cars = unborn.stream("folds", ROWS, key="car")
+    lock = threading.Lock()
+
+    def fold(step: Any = lambda n, row: (n, None), initial: Any = (0,), **options: Any) -> Callable[[], Any]:
+        options = {"state_schema": "n long"} | options
+        return lambda: cars.fold(step, initial, "car string, n long", **options)
+
+    says(fold(step="count"), "fold('count')", "function")
+    says(fold(step=lambda n, row: (lock, None)), "Fold", "pickle")
+    says(fold(initial=("x",)), "initial.n", "'x'")
+    says(fold(initial=0), "initial", "0 (int)")
+    says(fold(state_schema="n lon"), "lon")
+    says(fold(pandas=True), "'pandas'", "instances")
+    says(fold(time_mode="eventTime"), "'time_mode'", "instances")
+    says(fold(on_error="ignore"), "'ignore'", "dead-letter")
+    written = tiercel.Fold(lambda n, row: (n, None), (0,), "n long", "car string, n long")
+    says(
+        lambda: cars.transform_with_state(written, "car string, n long", time_mode="processingTime"),
+        "is a fold",
+        "StatefulProcessor",
+    )
+
+
 def test_numbers_and_sites_that_are_none_are_refused(spark: SparkSession, unborn: Live) -> None:
     cars = unborn.stream("numbers", ROWS, key="car")
 

@@ -19,9 +19,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     dispatch_rows_max: int = 20_000  # rows on their way to one instance, unprocessed
     read_entries_max: int = 256  # entries per read of the log when a reader catches up
-    tail_rows_max: int = (
-        100_000  # rows of one inbox in memory for readers that are behind; older ones are read
-    )
+    tail_rows_max: int = 100_000  # rows of one inbox in memory for readers that are behind
     backlog_rows_max: int = 1_000_000  # rows of one inbox not processed; producers wait beyond it
     lane_frames_max: int = 1_024  # frames of one lane sent and not acknowledged
     outbox_frames_max: int = 100_000  # frames of one lane kept; producers wait beyond it
