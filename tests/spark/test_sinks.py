@@ -150,9 +150,12 @@ class Kafka(Sink):
 
     def _send(self, records: list[tuple[str | None, Row]]) -> None:
         producer = Producer({**self._client, "enable.idempotence": True})
+        errors: list[Any] = []  # None for what was delivered
         for key, row in records:
-            producer.produce("averages", key=key, value=json.dumps(row.asDict()))
+            value = json.dumps(row.asDict())
+            producer.produce("averages", value, key, on_delivery=lambda error, _: errors.append(error))
         assert producer.flush(WAIT_S_MAX) == 0
+        assert errors == [None] * len(records)
 
     def rows(self) -> list[tuple[Any, ...]]:
         by_key: dict[Any, str] = {}
