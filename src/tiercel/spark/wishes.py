@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tiercel.control.controller import Scale
+from tiercel.control.planner import hand_over
 from tiercel.control.plans import Plan, WantedMove
 from tiercel.core.records import Key, KeySet
 from tiercel.core.routing import slot_of
@@ -43,8 +44,8 @@ class Wishes:
 
     def owners(
         self, operator: str, keys: Iterable[Any] | None, slots: Iterable[int] | None, source: str
-    ) -> dict[str, KeySet]:
-        """Owner -> which of the wanted keys or slots are its; nothing named: all that `source` owns."""
+    ) -> list[tuple[str, KeySet]]:
+        """Owners, and which of the wanted keys or slots are theirs; nothing named: all that `source` owns."""
         self._check_operator(operator)
         self._console.refresh()
         for what, given in (("keys", keys), ("slots", slots)):
@@ -61,19 +62,22 @@ class Wishes:
                 f"source {source!r}", expected=f"an instance, as in {operator}@{self._graph.root}#1"
             )
         by_slot, overrides = self._console.routes(operator)
+        nothing = UserError(f"{source!r} owns none of them", hint="live.status() shows who owns what")
+        if slots is None:
+            everything = [(m.source, m.keys) for m in hand_over(operator, by_slot, overrides, {source: ""})]
+            if not everything:
+                raise nothing
+            return everything
         found: dict[str, set[int]] = {}
-        for slot in by_slot if slots is None else slots:
+        for slot in slots:
             if slot not in by_slot:
                 raise UserError(f"slot {slot!r}", expected=f"0 to {len(by_slot) - 1}")
             owner = by_slot[slot].instance
             if not source or owner == source:
                 found.setdefault(owner, set()).add(slot)
-        single = {key for key, route in overrides.items() if slots is None and route.instance == source}
-        if not found and not single:
-            raise UserError(f"{source!r} owns none of them", hint="live.status() shows who owns what")
         if not found:
-            return {source: KeySet(keys=frozenset(single))}
-        return {owner: KeySet(slots=frozenset(members)) for owner, members in found.items()}
+            raise nothing
+        return [(owner, KeySet(slots=frozenset(members))) for owner, members in found.items()]
 
     def owner_by_key(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:
         """Key as the user writes it -> its owner, as the routers tell it now."""
@@ -87,7 +91,7 @@ class Wishes:
             found[key] = (overrides.get(packed) or by_slot[slot_of(packed, len(by_slot))]).instance
         return found
 
-    def _owners_of_keys(self, operator: str, keys: Iterable[Any]) -> dict[str, KeySet]:
+    def _owners_of_keys(self, operator: str, keys: Iterable[Any]) -> list[tuple[str, KeySet]]:
         columns = self._key_columns(operator)
         by_slot, overrides = self._console.routes(operator)
         found: dict[str, set[Key]] = {}
@@ -96,7 +100,7 @@ class Wishes:
             found.setdefault(route.instance, set()).add(key)
         if not found:
             raise UserError("no key was named", expected="keys=[...] with at least one")
-        return {owner: KeySet(keys=frozenset(members)) for owner, members in found.items()}
+        return [(owner, KeySet(keys=frozenset(members))) for owner, members in found.items()]
 
     def _key_columns(self, operator: str) -> Columns:
         stream = self._graph.operators[operator].operator.inputs[0]
@@ -123,7 +127,7 @@ class Wishes:
     def move(
         self,
         operator: str,
-        wanted: Mapping[str, KeySet],
+        wanted: Iterable[tuple[str, KeySet]],
         destination: str,
         strategy: str,
         retries: int,
@@ -132,7 +136,7 @@ class Wishes:
         """Keys that are at the destination already stay there: no move is made for them."""
         moves = tuple(
             WantedMove(operator, keys, owner, destination, strategy)
-            for owner, keys in wanted.items()
+            for owner, keys in wanted
             if owner != destination
         )
         deadline_ms = None if deadline_s is None else deadline_s * 1e3
