@@ -16,7 +16,13 @@ sys.path.insert(0, HERE)
 # Spark ships functions of imported modules by name: its workers must find them too
 os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-WITHOUT_SPARK = ("test_schema.py", "test_border.py", "test_options.py", "test_reasons.py")
+WITHOUT_SPARK = (
+    "test_schema.py",
+    "test_border.py",
+    "test_options.py",
+    "test_reasons.py",
+    "test_decommission.py",
+)
 
 
 @pytest.fixture(scope="module")

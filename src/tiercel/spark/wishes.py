@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from tiercel.control.controller import Scale
 from tiercel.control.planner import hand_over
 from tiercel.control.plans import Plan, WantedMove
@@ -19,6 +17,7 @@ from tiercel.core.records import Key, KeySet
 from tiercel.core.routing import slot_of
 from tiercel.core.topology import instance_name, operator_of, site_of
 from tiercel.errors import UserError
+from tiercel.spark.backend import Backend
 from tiercel.spark.console import Console
 from tiercel.spark.graph import Graph, key_packer
 from tiercel.spark.hosting import Hosting, hosted
@@ -32,13 +31,13 @@ class Wishes:
 
     def __init__(
         self,
-        spark: SparkSession,
+        backend: Backend,
         graph: Graph,
         console: Console,
         hosting: Hosting,
         launch: Callable[[str], None],
     ) -> None:
-        self._spark, self._graph = spark, graph
+        self._backend, self._graph = backend, graph
         self._console, self._hosting = console, hosting
         self._launch = launch  # returns when the instance is attached
 
@@ -117,7 +116,7 @@ class Wishes:
         here = sorted(i for i in running if site_of(i) == to)
         if not here:
             name = instance_name(operator, to, 1)
-            check_slots(self._spark, 1, running=hosted(self._spark), spare=0)
+            check_slots(self._backend, 1, running=hosted(self._backend.application), spare=0)
             self._launch(name)
             return name
         by_slot, _ = self._console.routes(operator)
@@ -147,9 +146,9 @@ class Wishes:
         self._check_operator(operator)
         wanted = self._graph.instances(operator, instances)
         new = [i for i in wanted if i not in self._hosting.names]
-        check_slots(self._spark, len(new), running=hosted(self._spark), spare=1)
+        check_slots(self._backend, len(new), running=hosted(self._backend.application), spare=1)
         self._console.scale(Scale(operator, wanted, strategy))
-        return Scaling(self._console, operator)
+        return Scaling(self._console, self._hosting, operator)
 
     def drain(self, instance: str) -> Moving:
         operator = operator_of(instance)
