@@ -24,7 +24,6 @@ class Backend(abc.ABC):
     """One application, as one session reaches it."""
 
     lacks: tuple[str, ...] = ()  # what works less well than through a context
-    outlives_driver = False  # whether tasks run on for minutes when this program is killed
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
@@ -112,10 +111,8 @@ class ThroughConnect(Backend):
     lacks = (
         "task slots are counted on local masters only: with too few, a start waits, then says so",
         "executors that are decommissioned are not noticed: call live.drain first",
-        "the drop-in form needs a DataFrame of its own session",
         "if this program is killed, its processes run on until the server or the next start ends them",
     )
-    outlives_driver = True
 
     def is_stopped(self) -> bool:
         stopped: bool = self.spark.is_stopped  # type: ignore[attr-defined]  # Connect's session has it

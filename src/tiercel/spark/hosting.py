@@ -262,9 +262,7 @@ class Hosting:
         self._registry.dismiss(name)
 
     def evict(self) -> None:
-        """End what an earlier driver has left running here, where killing that driver does not end it."""
-        if not self._backend.outlives_driver:
-            return
+        """End what an earlier driver has left running: behind Spark Connect, killing it ends nothing."""
         give_up = time.monotonic() + END_S_MAX
         left = [found for name in self._registry.names() if (found := self._registry.find(name))]
         for address in left:
