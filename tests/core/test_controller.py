@@ -12,6 +12,7 @@ from tiercel.control.planner import pieces
 from tiercel.control.plans import Plan, WantedMove
 from tiercel.core import messages as m
 from tiercel.core.events import Received
+from tiercel.core.faults import InvalidRequest
 from tiercel.core.records import KeySet
 
 A, B, NEW = "op@a#0", "op@b#0", "op@b#1"
@@ -41,8 +42,8 @@ class Play:
         self.stage.run()
         return names
 
-    def scale(self, *instances: str, strategy: str = "live") -> None:
-        effects = self.controller.scale(Scale("op", instances, strategy), self.stage.now_ms)
+    def scale(self, *instances: str, **options: Any) -> None:
+        effects = self.controller.scale(Scale("op", instances, **options), self.stage.now_ms)
         self.stage.perform("controller", effects)
         self.stage.run()
 
@@ -229,6 +230,27 @@ def test_a_wish_survives_a_restart_of_the_controller() -> None:
     play.stage.restart("controller")
     settle(play)
     assert set(play.owners()) == {A, B, NEW}
+
+
+def test_one_in_place_of_another_takes_over_and_an_uneven_load_stays_uneven() -> None:
+    play = Play()
+    play.request(wanted(1))
+    settle(play)
+    assert play.owners() == [A, B, B, B]
+    play.scale(A, NEW, replacing={B: NEW}, even=False)
+    play.stage.restart("controller")  # what is wanted is durable, all of it
+    settle(play)
+    assert play.owners() == [A, NEW, NEW, NEW]
+    assert B not in play.stage.machines
+    assert (play.controller.scales, play.controller.retiring) == ({}, set())
+
+
+def test_who_is_replaced_must_go_and_who_replaces_it_must_be_wanted() -> None:
+    play = Play()
+    for instances, replacing in (((A, B, NEW), {B: NEW}), ((A,), {B: NEW})):
+        with pytest.raises(InvalidRequest, match=f"'{NEW}' in place of '{B}'"):
+            play.scale(*instances, replacing=replacing)
+    assert play.controller.scales == {}
 
 
 def test_an_answer_to_an_older_question_is_not_taken_for_one_to_a_newer() -> None:

@@ -13,7 +13,7 @@ import pytest
 from playing import Stage, key_in, topology
 from tiercel.cli_sim import LISTS
 from tiercel.control.controller import Scale
-from tiercel.control.planner import rebalance
+from tiercel.control.planner import hand_over, rebalance
 from tiercel.control.plans import Fault, Plan, WantedMove, check_limits, check_plan, faults_of
 from tiercel.core.faults import InvalidRequest
 from tiercel.core.records import KeySet, Route
@@ -211,3 +211,13 @@ def test_one_that_is_not_wanted_is_left_with_nothing_also_no_single_keys() -> No
     assert {m.source for m in moves} == {B}
     assert [m.keys for m in moves] == [KeySet(slots=frozenset({2, 3})), KeySet(keys=frozenset({b"k"}))]
     assert {m.strategy for m in moves} == {"pause"}
+
+
+def test_one_in_place_of_another_gets_all_that_it_owns_and_others_keep_theirs() -> None:
+    along, foreign = key_in(0), key_in(2)  # one lives with its slot, one came from a slot of another
+    overrides = {along: Route(A, 2), foreign: Route(A, 2), key_in(3): Route(B, 2)}
+    moves = hand_over("op", slots(A, A, B, B), overrides, {A: "op@a#7"}, "pause")
+    assert [m.keys for m in moves] == [KeySet(slots=frozenset({0, 1})), KeySet(keys=frozenset({foreign}))]
+    assert {(m.source, m.destination, m.strategy) for m in moves} == {(A, "op@a#7", "pause")}
+    check_plan(Plan(tuple(moves), "they share no key"), TOPOLOGY)
+    assert hand_over("op", slots(B, B, B, B), {}, {A: "op@a#7"}) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -16,13 +17,32 @@ sys.path.insert(0, HERE)
 # Spark ships functions of imported modules by name: its workers must find them too
 os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-WITHOUT_SPARK = ("test_schema.py", "test_border.py", "test_folds.py", "test_options.py", "test_reasons.py")
+WITHOUT_SPARK = (
+    "test_schema.py",
+    "test_border.py",
+    "test_folds.py",
+    "test_options.py",
+    "test_reasons.py",
+    "test_decommission.py",
+)
+
+
+@pytest.fixture(scope="session")
+def connect_url() -> str:
+    """Where the application that all modules share can be reached through Spark Connect."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"sc://127.0.0.1:{free.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")
-def spark() -> SparkSession:
+def spark(connect_url: str) -> SparkSession:
     """The session that all modules share, made by the first; tests leave nothing running in it."""
-    return tiercel.session("tests", slots=16)
+    connect = {
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": connect_url.rpartition(":")[2],
+    }
+    return tiercel.session("tests", slots=16, config=connect)
 
 
 def pytest_sessionfinish() -> None:

@@ -32,13 +32,19 @@ def test_without_spark_retries_workers_that_are_killed_come_back_by_a_new_job() 
     assert report["rounds"] > 60
 
 
-def test_on_two_executors_what_ran_on_one_that_is_killed_comes_back() -> None:
+def test_executors_that_come_are_waited_for_killed_ones_are_recovered_from_leaving_ones_left() -> None:
     report = outages("local-cluster[2,4,1024]")
-    assert set(report["executors"]) == {"0", "1"}  # spread over both
+    assert set(report["executors"]) == {"0", "1"}  # the second came because a process had no slot
     *workers, executor = report["outages"]
     assert len(workers) == 2
     assert "cloud" in executor["lost"]
     assert report["rounds"] > 80
+    departure = report["departure"]
+    handover = departure["handover"]
+    assert handover["state"] == "gone"  # not "lost": everyone had left it before
+    assert "cloud" in handover["routers"]
+    assert all(old.partition("#")[0] == new.partition("#")[0] for old, new in handover["instances"].items())
+    assert (departure["restarted"], departure["retried"]) == ([], [])
 
 
 WITHOUT_JAVA = """

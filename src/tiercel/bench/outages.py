@@ -1,7 +1,8 @@
 """Outages under load, on whatever cluster Spark runs: all rows come out once and in order.
 
 Responsible for: killing workers and executors of a deployment of this program, one after the other and
-    while rows flow; saying how long it took until rows flowed again.
+    while rows flow; saying how long it took until rows flowed again. On a cluster also: executors that
+    come when tasks wait for them, and one that is decommissioned.
 Not responsible for: the rows and their judge (traffic.py), starting a cluster (standalone.py).
 
     python -m tiercel.bench.outages --master 'local[8]'
@@ -28,12 +29,18 @@ import msgspec
 
 from tiercel.bench.steady import OPERATOR, Traffic, declare
 from tiercel.errors import UserError
+from tiercel.spark.decommission import Handover
 from tiercel.spark.live import Live, start
 from tiercel.spark.session import open_session
 from tiercel.spark.status import ProcessStatus
 
 SITES = ("cloud", "edge")
 INSTANCES = {"cloud": 2, "edge": 1}
+ALLOCATION = {  # on a cluster: one executor to begin with, and more when tasks wait
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.initialExecutors": "1",
+    "spark.dynamicAllocation.minExecutors": "1",
+}
 BACK_S_MAX = 120.0  # an executor that was killed must be noticed and allocated again first
 
 
@@ -45,6 +52,15 @@ class Outage(msgspec.Struct):
     back_s: float  # until rows of every key flow, and everything that was lost lives again
 
 
+class Departure(msgspec.Struct):
+    """An executor that was decommissioned, and how everyone left it."""
+
+    handover: Handover
+    restarted: list[str]  # instances that lost their task: they had not left when the executor went
+    retried: list[str]  # routers whose task failed there, instead of being started anew elsewhere
+    took_s: float
+
+
 class Report(msgspec.Struct):
     """What a run has seen; that it ended at all says that no row was lost, doubled or out of order."""
 
@@ -52,6 +68,8 @@ class Report(msgspec.Struct):
     executors: dict[str, list[str]]  # who ran where at first
     rounds: int
     outages: list[Outage]
+    departure: Departure | None = None
+    scaled_s: float = 0.0  # instances for which an executor had to come first
 
 
 # -- processes of this machine ----------------------------------------------------------------------
@@ -103,6 +121,26 @@ def outages(live: Live, traffic: Traffic, roots: Collection[int], *, executor: b
         yield _outage(live, traffic, "executor", lost, victim)
 
 
+def decommission(live: Live, traffic: Traffic, roots: Collection[int]) -> Departure:
+    """Spark is told that the executor of a router will go; it waits for our tasks, not for our keys."""
+    before = _processes(live)
+    executor = before["cloud"].executor
+    there = [found for found in before.values() if found.executor == executor]
+    begun = time.monotonic()
+    os.kill(executor_of(before["cloud"].pid, roots), signal.SIGPWR)
+    _until(lambda: any(h.state in ("gone", "lost") for h in live.handovers), f"{executor} is there", live)
+    traffic.go_on()
+    took_s = round(time.monotonic() - begun, 1)
+    (handover,) = live.handovers
+    routers = [found.name for found in there if found.kind == "router"]
+    return Departure(
+        handover,
+        [f.name for f in there if f.kind == "instance" and _life(live, f.name) > f.life],
+        [name for name in routers if _processes(live)[name].attempt > 0],
+        took_s,
+    )
+
+
 def _outage(live: Live, traffic: Traffic, what: str, lost: list[str], pid: int) -> Outage:
     lives = {name: found.life for name, found in _processes(live).items() if name in lost}
     begun = time.monotonic()
@@ -140,8 +178,14 @@ def run(spark: Any, storage: Path, roots: Collection[int]) -> Report:
         where: dict[str, list[str]] = {}
         for found in live.status().processes:
             where.setdefault(found.executor, []).append(found.name)
-        seen = list(outages(live, traffic, roots, executor=not master.startswith("local[")))
-        return Report(master, where, traffic.finish(), seen)
+        cluster = not master.startswith("local[")
+        seen = list(outages(live, traffic, roots, executor=cluster))
+        if not cluster:
+            return Report(master, where, traffic.finish(), seen)
+        live.scale(OPERATOR, {"cloud": 1, "edge": 1}).wait()  # what is left has room on one executor
+        departure = decommission(live, traffic, roots)
+        scaled_s = round(live.scale(OPERATOR, {"cloud": 4, "edge": 1}).wait(), 1)
+        return Report(master, where, traffic.finish(), seen, departure, scaled_s)
 
 
 def main() -> None:
@@ -149,7 +193,7 @@ def main() -> None:
     parser.add_argument("--master", default="local[8]", help="Spark's: local[8], local-cluster[2,4,1024]")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tiercel-outages-") as directory:
-        spark = open_session("tiercel-outages", master=options.master)
+        spark = open_session("tiercel-outages", master=options.master, config=ALLOCATION)
         work = spark_home() / "work" / spark.sparkContext.applicationId
         try:
             report = run(spark, Path(directory) / "storage", [os.getpid()])

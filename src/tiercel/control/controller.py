@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tiercel.control.planner import pieces, rebalance
+from tiercel.control.planner import hand_over, pieces, rebalance
 from tiercel.control.plans import Plan, WantedMove, check_limits, check_plan
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect, Launch, Retire, StorageKey
@@ -50,11 +50,13 @@ class TrackedMove(msgspec.Struct):
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """A wish: these instances of an operator, evenly loaded."""
+    """A wish: these instances of an operator, evenly loaded; or some in place of others."""
 
     operator: str
     instances: tuple[str, ...]
     strategy: str = "live"
+    replacing: dict[str, str] = {}  # who goes -> who gets all that it owns, before anything else moves
+    even: bool = True  # False: who is not replaced keeps what it has
 
 
 class Controller:
@@ -113,6 +115,10 @@ class Controller:
                 what = f"{instance!r} is not an instance of {wish.operator!r}"
                 raise InvalidRequest(what)
             self.topology.site(site_of(instance))
+        for gone, instead in wish.replacing.items():
+            if gone in wish.instances or instead not in wish.instances:
+                what = f"{instead!r} in place of {gone!r}"
+                raise InvalidRequest(what, "expected the second to be wanted, and the first not")
         step = Step(now_ms)
         self.scales[wish.operator] = wish
         step.put(("scale", wish.operator), wish)
@@ -270,9 +276,10 @@ class Controller:
             slots = self.slots[wish.operator]
             if missing or busy or len(slots) < self.topology.operators[wish.operator].slots:
                 continue
-            planned = rebalance(
-                wish.operator, slots, self.overrides[wish.operator], wish.instances, wish.strategy
-            )
+            overrides = self.overrides[wish.operator]
+            planned = hand_over(wish.operator, slots, overrides, wish.replacing, wish.strategy)
+            if not planned and wish.even:
+                planned = rebalance(wish.operator, slots, overrides, wish.instances, wish.strategy)
             for wanted in planned:
                 self._add(step, wanted, 0, None)
             if planned:

@@ -1,17 +1,18 @@
 """Turning a wish (these instances, evenly) into moves. Pure: tables in, moves out.
 
-Responsible for: which slots move from whom to whom, as few as possible.
+Responsible for: which slots move from whom to whom, as few as possible; one instance in place of another.
 Not responsible for: when (policies), how (strategies), doing it (controller.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from tiercel.control.plans import WantedMove
 from tiercel.core.records import Key, KeySet, Route
+from tiercel.core.routing import slot_of
 
 T = TypeVar("T")
 
@@ -71,4 +72,30 @@ def rebalance(
                 operator, KeySet(keys=frozenset(homeless[source])), source, sorted(wanted)[0], strategy
             )
         )
+    return planned
+
+
+def hand_over(
+    operator: str,
+    slots: Mapping[int, Route],
+    overrides: Mapping[Key, Route],
+    replacing: Mapping[str, str],
+    strategy: str = "live",
+) -> list[WantedMove]:
+    """Moves that give everything of an instance to the one in its place, and leave all others alone.
+
+    Slots take along the single keys that live with them. Keys that came from elsewhere are a move of
+    their own, which shares no key with that of the slots.
+    """
+    planned = []
+    for source, destination in sorted(replacing.items()):
+        owned = frozenset(slot for slot, route in slots.items() if route.instance == source)
+        single = frozenset(
+            key
+            for key, route in overrides.items()
+            if route.instance == source and slot_of(key, len(slots)) not in owned
+        )
+        for keys in (KeySet(slots=owned), KeySet(keys=single)):
+            if keys.slots or keys.keys:
+                planned.append(WantedMove(operator, keys, source, destination, strategy))
     return planned

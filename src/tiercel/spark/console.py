@@ -152,6 +152,15 @@ class Console:
         controller = self._controller
         return operator in controller.scales or any(operator_of(i) == operator for i in controller.retiring)
 
+    def wish(self, operator: str) -> tuple[Scale | None, set[str]]:
+        """What is being carried out, and who of it is only waiting for its router to let it go."""
+
+        def read(controller: Controller, _: float) -> tuple[tuple[Scale | None, set[str]], Sequence[Effect]]:
+            retiring = {i for i in controller.retiring if operator_of(i) == operator}
+            return (controller.scales.get(operator), retiring), ()
+
+        return self._ask(read)
+
     def moves(self) -> dict[str, TrackedMove]:
         return dict(self._controller.moves)
 

@@ -17,9 +17,13 @@ looks like.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import logging
+import os
 import re
+import socket
 import threading
 import time
 import weakref
@@ -28,8 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
-from pyspark import InheritableThread, TaskContext
-from pyspark.sql import SparkSession
+from pyspark import TaskContext
 
 from tiercel.core.faults import OperatorFailed
 from tiercel.core.instance import Instance
@@ -40,8 +43,9 @@ from tiercel.runtime.host import Host, Machine
 from tiercel.runtime.place import Place
 from tiercel.runtime.registry import Address
 from tiercel.runtime.store import Store
+from tiercel.spark.backend import Backend
 from tiercel.spark.border import Border, OperatorPlan
-from tiercel.spark.slots import is_stopped
+from tiercel.spark.slots import ALLOCATION_S_MAX
 
 if TYPE_CHECKING:
     import pyarrow
@@ -50,7 +54,7 @@ log = logging.getLogger(__name__)
 
 _hostings: weakref.WeakSet[Hosting] = weakref.WeakSet()  # of this driver
 
-START_S_MAX = 90.0  # a first Python worker on a busy machine, or an executor that must be allocated first
+START_S_MAX = 90.0  # a first Python worker on a busy machine
 END_S_MAX = 15.0
 LOOK_S = 0.02
 HEALTHY_S = 20.0  # a job that ran this long and then failed had been well
@@ -117,7 +121,18 @@ Build = Callable[[Place, str, OperatorPlan | None], Host]
 
 
 def executor_here() -> str:
-    """The executor of this task: on a cluster it works in a directory named after it."""
+    """The executor of this task.
+
+    Python is not told. It stands in the command of the JVM above this worker; without /proc, on a
+    standalone cluster an executor works in a directory named after it.
+    """
+    with contextlib.suppress(OSError, ValueError):  # no /proc, or no such argument
+        pid = os.getpid()
+        while pid > 1:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"--executor-id" in words:
+                return words[words.index(b"--executor-id") + 1].decode()
+            pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     here = Path.cwd()
     return here.name if here.parent.name.startswith("app-") else "driver"
 
@@ -147,21 +162,21 @@ def task(
 # -- in the driver ----------------------------------------------------------------------------
 
 
-def hosted(spark: SparkSession) -> int:
-    """How many processes of all deployments hold a slot of this Spark application."""
-    return sum(len(each.names) for each in _hostings if each.context is spark.sparkContext)
+def hosted(application: str) -> int:
+    """How many processes of this driver's deployments hold a slot of a Spark application."""
+    return sum(len(each.names) for each in _hostings if each.application == application)
 
 
 class Hosting:
     """The processes of one deployment in one Spark application."""
 
-    def __init__(self, spark: SparkSession, place: Place, build: Build = build_host) -> None:
-        self._spark = spark
+    def __init__(self, backend: Backend, place: Place, build: Build = build_host) -> None:
+        self._backend = backend
         self._build = build
-        self.context = spark.sparkContext
+        self.application = backend.application
         self._place = place
         self._registry = place.registry
-        self._threads: dict[str, InheritableThread] = {}
+        self._threads: dict[str, threading.Thread] = {}
         self._unwanted: set[str] = set()
         self._lock = threading.Lock()
         self.failures: dict[str, str] = {}  # of processes that were given up: the reason
@@ -179,29 +194,27 @@ class Hosting:
                 return
             self._unwanted.discard(name)
             self._registry.welcome(name)
-            thread = InheritableThread(
-                target=self._keep_running, args=(name, plan), name=f"tiercel-{name}", daemon=True
-            )
-            self._threads[name] = thread
+            work = functools.partial(self._keep_running, name, plan)
+            self._threads[name] = thread = self._backend.thread(work, f"tiercel-{name}")
             thread.start()
 
     def _keep_running(self, name: str, plan: OperatorPlan | None) -> None:
         """One job after the other until the process is dismissed, or cannot work at all."""
-        context = self._spark.sparkContext
-        context.addJobTag(f"tiercel:{name}")
-        context.setJobDescription(f"Tiercel: {name}")
+        self._backend.enter(name)
         work = task(self._place.directory, name, plan, self._build)
         in_a_row = 0
         while name not in self._unwanted:
             begun = time.monotonic()
             self.submissions[name] = self.submissions.get(name, 0) + 1
             try:
-                self._spark.range(0, 1, 1, 1).mapInArrow(work, "id long").collect()
+                self._backend.spark.range(0, 1, 1, 1).mapInArrow(work, "id long").collect()
+                if name not in self._unwanted:
+                    self._registry.welcome(name)  # it was to leave its executor, and starts on another
             except Exception as error:
                 if name in self._unwanted:
                     return
                 in_a_row = 1 if time.monotonic() - begun > HEALTHY_S else in_a_row + 1
-                if is_stopped(self._spark):
+                if self._backend.is_stopped():
                     self.failures[name] = "the Spark session was stopped"
                     return
                 reason = reason_of(error)
@@ -218,7 +231,8 @@ class Hosting:
 
     def wait(self, name: str, after_life: int = 0) -> Address:
         """Where a process listens, as soon as it does, in a life above `after_life`."""
-        give_up = time.monotonic() + START_S_MAX
+        limit, seconds = self.start_s_max
+        give_up = time.monotonic() + seconds
         while time.monotonic() < give_up:
             address = self._registry.find(name)
             if address is not None and address.life > after_life:
@@ -226,12 +240,37 @@ class Hosting:
             if name in self.failures:
                 raise could_not_start(name, self.failures[name])
             time.sleep(LOOK_S)
-        what = f"{name} did not start within {START_S_MAX:g} s (START_S_MAX)"
         raise UserError(
-            what,
+            f"{name} did not start within {seconds:g} s ({limit})",
             expected="a free task slot for it",
             hint="see Spark's UI for what holds the slots, and the log of its executors",
         )
+
+    @property
+    def start_s_max(self) -> tuple[str, float]:
+        """How long a process may take to start, and the name of that limit."""
+        if self._backend.allocates:
+            return "ALLOCATION_S_MAX", ALLOCATION_S_MAX
+        return "START_S_MAX", START_S_MAX
+
+    @property
+    def waiting(self) -> list[str]:
+        """Processes that were asked for and do not listen yet."""
+        return [name for name in self.names if self._registry.find(name) is None]
+
+    def relocate(self, name: str) -> None:
+        """End a process where it runs; Spark starts it again, and not on an executor that leaves."""
+        self._registry.dismiss(name)
+
+    def evict(self) -> None:
+        """End what an earlier driver has left running: behind Spark Connect, killing it ends nothing."""
+        give_up = time.monotonic() + END_S_MAX
+        left = [found for name in self._registry.names() if (found := self._registry.find(name))]
+        for address in left:
+            self._registry.dismiss(address.name)
+        for address in left:
+            while listens(address) and time.monotonic() < give_up:
+                time.sleep(LOOK_S)
 
     def dismiss(self, name: str) -> None:
         """End one process for good; returns at once."""
@@ -245,10 +284,18 @@ class Hosting:
         give_up = time.monotonic() + END_S_MAX
         for name, thread in self._threads.items():
             thread.join(max(0.0, give_up - time.monotonic()))
-            if thread.is_alive() and not is_stopped(self._spark):
-                self._spark.sparkContext.cancelJobsWithTag(f"tiercel:{name}")
+            if thread.is_alive() and not self._backend.is_stopped():
+                self._backend.cancel(name)
         for name in self._threads:
             self._registry.withdraw(name)
+
+
+def listens(address: Address) -> bool:
+    try:
+        socket.create_connection((address.host, address.port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def could_not_start(name: str, reason: str) -> UserError:

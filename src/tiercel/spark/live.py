@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import shutil
+import sys
 import tempfile
 import time
 import weakref
@@ -30,17 +31,19 @@ from tiercel.errors import UserError
 from tiercel.runtime.background import Client
 from tiercel.runtime.client import Producer
 from tiercel.runtime.place import Durability, Place
+from tiercel.spark.backend import backend_of
 from tiercel.spark.border import InputPlan
 from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
-from tiercel.spark.ends import RowProducer
+from tiercel.spark.decommission import Handover, Watch
+from tiercel.spark.entering import give_initial_state, start_feed
 from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_sites
 from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
 from tiercel.spark.locking import StorageLock
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns, Schema
 from tiercel.spark.session import open_session
-from tiercel.spark.slots import check_slots, is_stopped, probe, task_slots
+from tiercel.spark.slots import check_slots, probe
 from tiercel.spark.status import Status, collect_status
 from tiercel.spark.steps import union as union_schema
 from tiercel.spark.streams import Feed, LiveStream, parse_schema
@@ -50,7 +53,6 @@ log = logging.getLogger(__name__)
 
 ATTACH_S_MAX = 60.0
 FLUSH_S_MAX = 5.0  # for what producers have sent when the deployment ends
-INITIAL_ROWS = 500  # of initial state in one frame
 
 
 def start(
@@ -90,7 +92,7 @@ class Live:
         settings: Settings | None,
         listening: Listening,
     ) -> None:
-        task_slots(spark)  # a session that is stopped is told at once
+        self.backend = backend_of(spark)  # a session that is stopped is told at once
         if durability not in ("os", "disk"):
             raise UserError(f"durability {durability!r}", expected="'os' or 'disk'")
         self.spark = spark
@@ -109,7 +111,10 @@ class Live:
         self._lock: StorageLock | None = None
         self._hosting: Hosting | None = None
         self._console: Console | None = None
+        self._watch: Watch | None = None
         self._stopped = False
+        if self.backend.lacks:
+            print("through Spark Connect: " + "; ".join(self.backend.lacks), file=sys.stderr)
 
     def __enter__(self) -> Live:
         return self
@@ -190,7 +195,7 @@ class Live:
             self.graph.check_site(feed.site)
         self._feeds.append(feed)
         if self._hosting is not None:
-            self._start_feed(feed)
+            start_feed(self.place, feed)
 
     def look_after(self, client: Client) -> None:
         """A client that was made here ends with the deployment: nobody shall wait for what cannot come."""
@@ -207,7 +212,7 @@ class Live:
     def deploy(self) -> Live:
         """Start the routers and instances that were declared, then the feeds. Done by the first use."""
         self._check_not_stopped()
-        task_slots(self.spark)
+        self.backend.check()
         if self._hosting is not None:
             return self
         if not self.graph.operators:
@@ -222,7 +227,8 @@ class Live:
             for name, declared in self.graph.operators.items():
                 if not any(operator_of(i) == name for i in instances):
                     instances += declared.operator.instances
-            check_slots(self.spark, len(manifest.topology.sites) + len(instances), running=hosted(self.spark))
+            new = len(manifest.topology.sites) + len(instances)
+            check_slots(self.backend, new, running=hosted(self.backend.application))
             self.place.write(manifest)
             self.place.want(instances)
             probe(self.spark, self.place.directory)
@@ -231,8 +237,9 @@ class Live:
             raise
         self._lock = lock
         register(self.spark)
-        self._hosting = hosting = Hosting(self.spark, self.place, self.build)
+        self._hosting = hosting = Hosting(self.backend, self.place, self.build)
         try:
+            hosting.evict()
             self.place.registry.clear()
             for site in manifest.topology.sites:
                 hosting.start(site)
@@ -242,11 +249,13 @@ class Live:
                 hosting.wait(name)
             self._console = Console(self.place, self._launch, self._retire)
             self._wait_attached(instances)
+            self._watch = Watch(self.backend, self.place, manifest.topology, hosting, self._console)
             for name, declared in self.graph.operators.items():
                 if declared.initial is not None:
-                    self._give_initial_state(name, declared.initial)
+                    columns = self.graph.streams[f"{name}.initial"].columns
+                    give_initial_state(self.place, name, columns, declared.initial)
             for feed in self._feeds:
-                self._start_feed(feed)
+                start_feed(self.place, feed)
         except BaseException:
             self.stop()
             raise
@@ -266,37 +275,6 @@ class Live:
                 time.sleep(0.02)
         if missing:
             raise UserError(f"{', '.join(sorted(missing))} did not attach within {ATTACH_S_MAX:g} s")
-
-    def _give_initial_state(self, operator: str, frame: DataFrame) -> None:
-        """Before the first tuple, once in the life of a deployment; sorted, so that a second try resumes."""
-        done = self.place.directory / f"initial-{operator}.done"
-        if done.exists():
-            return
-        stream = f"{operator}.initial"
-        columns = self.graph.streams[stream].columns
-        with RowProducer(self.place, stream, name=f"initial-{operator}") as producer:
-            rows = frame.sort(*columns.key, *[c for c in frame.columns if c not in columns.key])
-            producer.send_initial(rows.toLocalIterator(prefetchPartitions=True), INITIAL_ROWS)
-            producer.flush()
-        done.touch()
-
-    def _start_feed(self, feed: Feed) -> None:
-        checkpoint = feed.options.pop("checkpoint", str(self.place.feeds / f"checkpoint-{feed.name}"))
-        trigger = feed.options.pop("trigger", "")
-        writer = (
-            feed.frame.writeStream.format("tiercel")
-            .queryName(feed.name)
-            .option("checkpointLocation", checkpoint)
-            .option("storage", str(self.place.directory))
-            .option("stream", feed.stream)
-            .option("site", feed.site)
-            .options(**feed.options)
-        )
-        if trigger == "availableNow":
-            writer = writer.trigger(availableNow=True)
-        elif trigger:
-            writer = writer.trigger(processingTime=trigger)
-        feed.query = writer.start()
 
     def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame:
         reader = self.spark.readStream.format("tiercel").option("storage", str(self.place.directory))
@@ -342,10 +320,12 @@ class Live:
         self.deploy()
         assert self._console is not None
         assert self._hosting is not None
-        return Wishes(self.spark, self.graph, self._console, self._hosting, self._launch_attached)
+        return Wishes(self.backend, self.graph, self._console, self._hosting, self._launch_attached)
 
     def _launch_attached(self, instance: str) -> None:
+        assert self._hosting is not None
         self._launch(instance)
+        self._hosting.wait(instance)
         self._wait_attached([instance])
 
     def _launch(self, instance: str) -> None:
@@ -369,12 +349,18 @@ class Live:
         assert self._console is not None
         if not self.graph.sites.keys() & self.failures.keys():  # a router that was given up does not answer
             self._console.refresh()
-        return collect_status(self.place, self._hosting, self._console, self._feeds)
+        assert self._watch is not None
+        return collect_status(self.place, self._hosting, self._console, self._watch, self._feeds)
 
     @property
     def failures(self) -> dict[str, str]:
         """Routers and instances that were given up, each with the reason."""
         return {} if self._hosting is None else dict(self._hosting.failures)
+
+    @property
+    def handovers(self) -> list[Handover]:
+        """Executors that were decommissioned, and what of the deployment has left them."""
+        return [] if self._watch is None else list(self._watch.handovers.values())
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -392,9 +378,11 @@ class Live:
                 ending.callback(self._hosting.end)
             if self._console is not None:
                 ending.callback(self._console.end)
+            if self._watch is not None:
+                ending.callback(self._watch.end)
             for client in list(self._clients):
                 ending.callback(_end_client, client)
-            for feed in self._feeds if not is_stopped(self.spark) else ():
+            for feed in self._feeds if not self.backend.is_stopped() else ():
                 ending.callback(feed.stop)
 
 

@@ -16,9 +16,11 @@ from tiercel.errors import UserError
 
 if TYPE_CHECKING:
     from tiercel.spark.console import Console
+    from tiercel.spark.hosting import Hosting
 
 LOOK_S = 0.002
 ENDINGS = ["undone", "queued", "asked", "done"]  # of several, the first of these is that of the whole
+SCALE_S_MAX = 180.0
 
 
 class MoveUndone(UserError):
@@ -143,8 +145,8 @@ class Moving:
 class Scaling:
     """A wish for a number of instances, being carried out."""
 
-    def __init__(self, console: Console, operator: str) -> None:
-        self._console = console
+    def __init__(self, console: Console, hosting: Hosting, operator: str) -> None:
+        self._console, self._hosting = console, hosting
         self._operator = operator
         self.asked_s = time.monotonic()
 
@@ -152,14 +154,25 @@ class Scaling:
     def done(self) -> bool:
         return not self._console.scaling(self._operator)
 
-    def wait(self, timeout_s: float = 180.0) -> float:
-        """Until the instances run and the load is even; returns the seconds it took."""
-        give_up = self.asked_s + timeout_s
+    def wait(self, timeout_s: float | None = None) -> float:
+        """Until the instances run and the load is even; returns the seconds it took.
+
+        They may take START_S_MAX to get a task slot, or ALLOCATION_S_MAX where executors come when tasks
+        wait for them, and the moves SCALE_S_MAX; or all of it `timeout_s`.
+        """
+        limit, slots_s_max = self._hosting.start_s_max
+        give_up_s = slots_s_max + SCALE_S_MAX if timeout_s is None else timeout_s
         while not self.done:
-            if time.monotonic() > give_up:
+            passed_s = time.monotonic() - self.asked_s
+            if passed_s > min(slots_s_max, give_up_s) and (waiting := self._hosting.waiting):
                 raise UserError(
-                    f"scaling {self._operator!r} has not ended within {timeout_s:g} s",
+                    f"no task slot for {', '.join(waiting)} within {passed_s:.0f} s ({limit})",
                     expected="free task slots for the new instances",
+                    hint="the wish stands until live.scale(...) asks for something else",
+                )
+            if passed_s > give_up_s:
+                raise UserError(
+                    f"scaling {self._operator!r} has not ended within {give_up_s:g} s",
                     hint="live.status() shows which instances run",
                 )
             time.sleep(0.02)

@@ -1,13 +1,16 @@
 """The one place that looks behind PySpark's public face, and why.
 
-Responsible for: what a `GroupedData` was made of. PySpark gives no public way to ask it.
+Responsible for: what a `GroupedData` was made of; whether an executor is being decommissioned. PySpark
+    gives no public way to ask either.
 Not responsible for: anything else; add here, with a reason, or not at all.
 """
 
 from __future__ import annotations
 
+import enum
 import re
 
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, GroupedData
 
 from tiercel.errors import UserError
@@ -35,3 +38,31 @@ def grouped_frame(grouped: GroupedData) -> tuple[DataFrame, list[str]]:
             hint="give the expression a name first: df.withColumn(name, expression).groupBy(name)",
         )
     return frame, columns
+
+
+class ExecutorState(enum.Enum):
+    """Where an executor is in its life."""
+
+    ACTIVE = "active"
+    LEAVING = "leaving"  # runs what it has, and gets nothing new
+    GONE = "gone"
+
+
+class CannotTell(Exception):
+    """This Spark does not answer; what goes without it must do so."""
+
+
+def executor_state(context: SparkContext, executor: str) -> ExecutorState:
+    """Whether it gets new tasks, only ends what it has, or has gone.
+
+    The scheduler alone knows: no signal reaches Python, and to Spark's REST API an executor is active
+    until it has gone.
+    """
+    try:
+        backend = context._jsc.sc().schedulerBackend()
+        if backend.isExecutorActive(executor):
+            return ExecutorState.ACTIVE
+        known = bool(backend.getExecutorIds().contains(executor))
+    except Exception as error:
+        raise CannotTell(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+    return ExecutorState.LEAVING if known else ExecutorState.GONE

@@ -105,6 +105,7 @@ def open_session(
         .config("spark.driver.bindAddress", LOOPBACK)
         .config("spark.driver.host", LOOPBACK)
         .config("spark.speculation", "false")  # a second copy of a host would only be fenced
+        .config("spark.decommission.enabled", "true")  # what is hosted can leave before its executor goes
         .config("spark.sql.shuffle.partitions", "2")  # what fits one machine
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.stateStore.providerClass", rocksdb)  # Spark's own stateful API needs it

@@ -17,72 +17,55 @@ from pyspark.sql import SparkSession
 
 from tiercel.errors import UserError
 from tiercel.spark import __name__ as _package
+from tiercel.spark.backend import Backend
 
 if TYPE_CHECKING:
     import pyarrow
 
 EXECUTORS_S_MAX = 30.0
+ALLOCATION_S_MAX = 300.0  # dynamic allocation: executors are asked for, granted and started first
 SPARE_SLOTS = 2  # for the micro-batches of feeds and sinks: with none they would wait for ever
 
 
-def task_slots(spark: SparkSession) -> int:
-    """How many tasks can run at once. Needs a live session."""
-    if ".connect." in type(spark).__module__:
-        raise UserError(
-            "this is a Spark Connect session, which has no SparkContext: long-lived tasks cannot be tagged, "
-            "counted and ended through it",
-            expected="a session of the application itself",
-            hint="run the deployment where the driver runs; producers, subscribers and the data sources "
-            "need only its storage directory",
-        )
-    try:
-        return spark.sparkContext.defaultParallelism
-    except Exception as error:
-        what = "the Spark session is stopped"
-        raise UserError(what, expected="a running session", hint="make one with tiercel.session()") from error
-
-
-def _task_slots_soon(spark: SparkSession, needed: int) -> int:
+def _slots_soon(backend: Backend, needed: int) -> int | None:
     """On a cluster, executors may still be on their way when the session is there already."""
     give_up = time.monotonic() + EXECUTORS_S_MAX
-    slots = task_slots(spark)
-    while (
-        slots < needed
-        and not (spark.sparkContext.master or "").startswith("local[")
-        and time.monotonic() < give_up
-    ):
+    local = backend.setting("spark.master").startswith("local[")
+    slots = backend.slots()
+    while slots is not None and slots < needed and not local and time.monotonic() < give_up:
         time.sleep(0.1)
-        slots = task_slots(spark)
+        slots = backend.slots()
     return slots
 
 
-def is_stopped(spark: SparkSession) -> bool:
-    try:
-        task_slots(spark)
-    except UserError:
-        return True
-    return False
+def slots_at_most(backend: Backend) -> int | None:
+    """As far as dynamic allocation may go; None: nobody has set a limit."""
+    executors = backend.setting("spark.dynamicAllocation.maxExecutors")
+    cores = backend.setting("spark.executor.cores")
+    cpus = backend.setting("spark.task.cpus", "1")
+    if not all(number.isdecimal() and int(number) > 0 for number in (executors, cores, cpus)):
+        return None
+    return int(executors) * (int(cores) // int(cpus))
 
 
-def check_slots(spark: SparkSession, new: int, *, running: int, spare: int = SPARE_SLOTS) -> None:
+def check_slots(backend: Backend, new: int, *, running: int, spare: int = SPARE_SLOTS) -> None:
     """Refuse before anything starts: each process holds one slot for as long as it lives.
 
-    `running` are those that hold one already, of whichever deployment.
+    `running` are those that hold one already, of whichever deployment. Where executors come when tasks
+    wait for them, only what can never fit is refused; ALLOCATION_S_MAX says how long the rest may take.
     """
-    if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        return  # executors come when tasks wait for them; hosting.START_S_MAX says how long that may take
     needed = running + new + spare
-    slots = _task_slots_soon(spark, needed)
-    if slots < needed:
+    slots = slots_at_most(backend) if backend.allocates else _slots_soon(backend, needed)
+    if slots is not None and slots < needed:
+        has = "may grow to" if backend.allocates else "has"
         what = (
             f"{new} routers and instances need a task slot each, {running} run already, and feeds and sinks "
-            f"need {spare}: {needed} in all, but this Spark application has {slots}"
+            f"need {spare}: {needed} in all, but this Spark application {has} {slots}"
         )
-        raise UserError(
-            what,
-            expected=f"at least {needed} task slots",
-            hint=f"tiercel.session(slots={needed}), or --master 'local[{needed},4]', or more executor cores",
-        )
+        hint = f"tiercel.session(slots={needed}), or --master 'local[{needed},4]', or more executor cores"
+        if backend.allocates:
+            hint = "a higher spark.dynamicAllocation.maxExecutors, or more executor cores"
+        raise UserError(what, expected=f"at least {needed} task slots", hint=hint)
 
 
 def probe(spark: SparkSession, directory: Path) -> None:

@@ -7,13 +7,14 @@ Not responsible for: figures over time (the data source `tiercel-metrics`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tiercel.core.topology import operator_of, site_of
 from tiercel.runtime.place import Place
+from tiercel.spark.decommission import Handover, Watch
 
 if TYPE_CHECKING:
     from tiercel.spark.console import Console
@@ -27,7 +28,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     name: str
     kind: str  # router | instance
     site: str
-    state: str  # running | starting | failed
+    state: str  # running | starting | leaving (its executor is being decommissioned) | failed
     stage: int
     attempt: int
     task: int
@@ -50,6 +51,7 @@ class Status(msgspec.Struct, frozen=True):
     moved_keys: dict[str, int]  # operator -> keys with an owner of their own
     moves: dict[str, str]
     feeds: dict[str, str]
+    handovers: list[Handover] = []  # executors that were to go, and what of ours has left them
 
     def as_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(self)
@@ -73,11 +75,14 @@ class Status(msgspec.Struct, frozen=True):
         lines.append(f"moves: {len(self.moves)}" + (f", running: {', '.join(running)}" if running else ""))
         for feed, state in self.feeds.items():
             lines.append(f"feed {feed}: {state}")
+        lines += [str(handover) for handover in self.handovers]
         lines += [f"{p.name}: {p.reason}" for p in self.processes if p.reason]
         return "\n".join(lines)
 
 
-def collect_status(place: Place, hosting: Hosting, console: Console, feeds: Sequence[Feed]) -> Status:
+def collect_status(
+    place: Place, hosting: Hosting, console: Console, watch: Watch, feeds: Sequence[Feed]
+) -> Status:
     manifest = place.manifest()
     operators: dict[str, dict[str, int]] = {}
     moved: dict[str, int] = {}
@@ -88,7 +93,8 @@ def collect_status(place: Place, hosting: Hosting, console: Console, feeds: Sequ
         owned.update(counts)
         operators[name] = {i: counts[i] for i in hosting.names if operator_of(i) == name}
         moved[name] = len(overrides)
-    processes = [_process(name, place, hosting, console, owned[name]) for name in hosting.names]
+    leaving = {h.executor for h in watch.handovers.values() if h.state == "moving"}
+    processes = [_process(name, place, hosting, console, leaving, owned[name]) for name in hosting.names]
     return Status(
         manifest.id,
         str(place.directory),
@@ -98,15 +104,20 @@ def collect_status(place: Place, hosting: Hosting, console: Console, feeds: Sequ
         moved,
         {name: tracked.state for name, tracked in console.moves().items()},
         {feed.name: _feed_state(feed) for feed in feeds},
+        [msgspec.structs.replace(handover) for handover in watch.handovers.values()],
     )
 
 
-def _process(name: str, place: Place, hosting: Hosting, console: Console, slots: int) -> ProcessStatus:
+def _process(
+    name: str, place: Place, hosting: Hosting, console: Console, leaving: Collection[str], slots: int
+) -> ProcessStatus:
     address = place.registry.find(name)
     instance = bool(operator_of(name))
     up = address is not None and (not instance or name in console.running())
     reason = hosting.failures.get(name, "")
     state = "failed" if reason else "running" if up else "starting"
+    if state == "running" and address is not None and address.executor in leaving:
+        state = "leaving"
     return ProcessStatus(
         name,
         "instance" if instance else "router",

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from tiercel.control.controller import Scale
+from tiercel.control.planner import hand_over
 from tiercel.control.plans import Plan, WantedMove
 from tiercel.core.records import Key, KeySet
 from tiercel.core.routing import slot_of
 from tiercel.core.topology import instance_name, operator_of, site_of
 from tiercel.errors import UserError
+from tiercel.spark.backend import Backend
 from tiercel.spark.console import Console
 from tiercel.spark.graph import Graph, key_packer
 from tiercel.spark.hosting import Hosting, hosted
@@ -31,20 +31,20 @@ class Wishes:
 
     def __init__(
         self,
-        spark: SparkSession,
+        backend: Backend,
         graph: Graph,
         console: Console,
         hosting: Hosting,
         launch: Callable[[str], None],
     ) -> None:
-        self._spark, self._graph = spark, graph
+        self._backend, self._graph = backend, graph
         self._console, self._hosting = console, hosting
         self._launch = launch  # returns when the instance is attached
 
     def owners(
         self, operator: str, keys: Iterable[Any] | None, slots: Iterable[int] | None, source: str
-    ) -> dict[str, KeySet]:
-        """Owner -> which of the wanted keys or slots are its; nothing named: all that `source` owns."""
+    ) -> list[tuple[str, KeySet]]:
+        """Owners, and which of the wanted keys or slots are theirs; nothing named: all that `source` owns."""
         self._check_operator(operator)
         self._console.refresh()
         for what, given in (("keys", keys), ("slots", slots)):
@@ -61,19 +61,22 @@ class Wishes:
                 f"source {source!r}", expected=f"an instance, as in {operator}@{self._graph.root}#1"
             )
         by_slot, overrides = self._console.routes(operator)
+        nothing = UserError(f"{source!r} owns none of them", hint="live.status() shows who owns what")
+        if slots is None:
+            everything = [(m.source, m.keys) for m in hand_over(operator, by_slot, overrides, {source: ""})]
+            if not everything:
+                raise nothing
+            return everything
         found: dict[str, set[int]] = {}
-        for slot in by_slot if slots is None else slots:
+        for slot in slots:
             if slot not in by_slot:
                 raise UserError(f"slot {slot!r}", expected=f"0 to {len(by_slot) - 1}")
             owner = by_slot[slot].instance
             if not source or owner == source:
                 found.setdefault(owner, set()).add(slot)
-        single = {key for key, route in overrides.items() if slots is None and route.instance == source}
-        if not found and not single:
-            raise UserError(f"{source!r} owns none of them", hint="live.status() shows who owns what")
         if not found:
-            return {source: KeySet(keys=frozenset(single))}
-        return {owner: KeySet(slots=frozenset(members)) for owner, members in found.items()}
+            raise nothing
+        return [(owner, KeySet(slots=frozenset(members))) for owner, members in found.items()]
 
     def owner_by_key(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:
         """Key as the user writes it -> its owner, as the routers tell it now."""
@@ -87,7 +90,7 @@ class Wishes:
             found[key] = (overrides.get(packed) or by_slot[slot_of(packed, len(by_slot))]).instance
         return found
 
-    def _owners_of_keys(self, operator: str, keys: Iterable[Any]) -> dict[str, KeySet]:
+    def _owners_of_keys(self, operator: str, keys: Iterable[Any]) -> list[tuple[str, KeySet]]:
         columns = self._key_columns(operator)
         by_slot, overrides = self._console.routes(operator)
         found: dict[str, set[Key]] = {}
@@ -96,7 +99,7 @@ class Wishes:
             found.setdefault(route.instance, set()).add(key)
         if not found:
             raise UserError("no key was named", expected="keys=[...] with at least one")
-        return {owner: KeySet(keys=frozenset(members)) for owner, members in found.items()}
+        return [(owner, KeySet(keys=frozenset(members))) for owner, members in found.items()]
 
     def _key_columns(self, operator: str) -> Columns:
         stream = self._graph.operators[operator].operator.inputs[0]
@@ -113,7 +116,7 @@ class Wishes:
         here = sorted(i for i in running if site_of(i) == to)
         if not here:
             name = instance_name(operator, to, 1)
-            check_slots(self._spark, 1, running=hosted(self._spark), spare=0)
+            check_slots(self._backend, 1, running=hosted(self._backend.application), spare=0)
             self._launch(name)
             return name
         by_slot, _ = self._console.routes(operator)
@@ -123,7 +126,7 @@ class Wishes:
     def move(
         self,
         operator: str,
-        wanted: Mapping[str, KeySet],
+        wanted: Iterable[tuple[str, KeySet]],
         destination: str,
         strategy: str,
         retries: int,
@@ -132,7 +135,7 @@ class Wishes:
         """Keys that are at the destination already stay there: no move is made for them."""
         moves = tuple(
             WantedMove(operator, keys, owner, destination, strategy)
-            for owner, keys in wanted.items()
+            for owner, keys in wanted
             if owner != destination
         )
         deadline_ms = None if deadline_s is None else deadline_s * 1e3
@@ -143,9 +146,9 @@ class Wishes:
         self._check_operator(operator)
         wanted = self._graph.instances(operator, instances)
         new = [i for i in wanted if i not in self._hosting.names]
-        check_slots(self._spark, len(new), running=hosted(self._spark), spare=1)
+        check_slots(self._backend, len(new), running=hosted(self._backend.application), spare=1)
         self._console.scale(Scale(operator, wanted, strategy))
-        return Scaling(self._console, operator)
+        return Scaling(self._console, self._hosting, operator)
 
     def drain(self, instance: str) -> Moving:
         operator = operator_of(instance)

@@ -1,0 +1,147 @@
+"""What hosting needs of a Spark application: through its context, or through Spark Connect.
+
+Responsible for: the differences between the two: slots, threads, tags, cancelling, executors that leave.
+Not responsible for: what is hosted (hosting.py), whether there is room for it (slots.py).
+
+The jobs themselves are the same: `mapInArrow` and `collect` are public in both.
+"""
+
+from __future__ import annotations
+
+import abc
+import re
+import threading
+from collections.abc import Callable
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from tiercel.errors import UserError
+from tiercel.spark.seam import ExecutorState, executor_state
+
+
+class Backend(abc.ABC):
+    """One application, as one session reaches it."""
+
+    lacks: tuple[str, ...] = ()  # what works less well than through a context
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+        self.check()
+        self.application = self.setting("spark.app.id")  # sessions of one application share its slots
+
+    def check(self) -> None:
+        """Refuse a session that is stopped."""
+        if self.is_stopped():
+            what = "the Spark session is stopped"
+            raise UserError(what, expected="a running session", hint="make one with tiercel.session()")
+
+    def setting(self, name: str, default: str = "") -> str:
+        found: str | None = self.spark.conf.get(name, default)
+        return found or default
+
+    @property
+    def allocates(self) -> bool:
+        """Whether executors come when tasks wait for them."""
+        return self.setting("spark.dynamicAllocation.enabled") == "true"
+
+    @abc.abstractmethod
+    def is_stopped(self) -> bool: ...
+
+    @abc.abstractmethod
+    def slots(self) -> int | None:
+        """How many tasks can run at once now; None: nobody can tell."""
+
+    @abc.abstractmethod
+    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        """A thread that submits jobs; not started yet."""
+
+    @abc.abstractmethod
+    def enter(self, name: str) -> None:
+        """In that thread: its jobs are those of this process from now on."""
+
+    @abc.abstractmethod
+    def cancel(self, name: str) -> None:
+        """From any thread: the jobs of this process end, its worker is killed."""
+
+    @abc.abstractmethod
+    def executor(self, executor: str) -> ExecutorState:
+        """Whether it stays, leaves or has left."""
+
+    @property
+    @abc.abstractmethod
+    def decommissions(self) -> bool:
+        """Whether an executor that leaves can be noticed before it is gone."""
+
+
+class ThroughContext(Backend):
+    """The session of the application itself."""
+
+    def is_stopped(self) -> bool:
+        try:
+            return self.spark.sparkContext.defaultParallelism < 0
+        except Exception:  # which one depends on how far it has come with stopping
+            return True
+
+    def slots(self) -> int:
+        return self.spark.sparkContext.defaultParallelism
+
+    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        return InheritableThread(target=work, name=name, daemon=True)
+
+    def enter(self, name: str) -> None:
+        self.spark.sparkContext.addJobTag(f"tiercel:{name}")
+        self.spark.sparkContext.setJobDescription(f"Tiercel: {name}")
+
+    def cancel(self, name: str) -> None:
+        self.spark.sparkContext.cancelJobsWithTag(f"tiercel:{name}")
+
+    def executor(self, executor: str) -> ExecutorState:
+        return executor_state(self.spark.sparkContext, executor)
+
+    @property
+    def decommissions(self) -> bool:
+        local = self.setting("spark.master").startswith("local[")
+        return not local and self.setting("spark.decommission.enabled") == "true"
+
+
+class ThroughConnect(Backend):
+    """A Spark Connect session: another program runs the application."""
+
+    lacks = (
+        "task slots are counted on local masters only: with too few, a start waits, then says so",
+        "executors that are decommissioned are not noticed: call live.drain first",
+        "if this program is killed, its processes run on until the server or the next start ends them",
+    )
+
+    def is_stopped(self) -> bool:
+        stopped: bool = self.spark.is_stopped  # type: ignore[attr-defined]  # Connect's session has it
+        return stopped
+
+    def slots(self) -> int | None:
+        found = re.fullmatch(r"local(?:-cluster)?\[(\d+)(?:,(\d+))?(?:,\d+)?\]", self.setting("spark.master"))
+        if found is None:
+            return None
+        cluster = self.setting("spark.master").startswith("local-cluster")
+        return int(found[1]) * (int(found[2]) if cluster and found[2] else 1)
+
+    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        return threading.Thread(target=work, name=name, daemon=True)
+
+    def enter(self, name: str) -> None:
+        self.spark.addTag(f"tiercel:{name}")
+
+    def cancel(self, name: str) -> None:
+        self.spark.interruptTag(f"tiercel:{name}")
+
+    def executor(self, executor: str) -> ExecutorState:
+        raise NotImplementedError
+
+    @property
+    def decommissions(self) -> bool:
+        return False
+
+
+def backend_of(spark: SparkSession) -> Backend:
+    """The way to this session's application. Refuses a session that is stopped."""
+    return ThroughConnect(spark) if ".connect." in type(spark).__module__ else ThroughContext(spark)

@@ -1,0 +1,32 @@
+"""Who takes the place of instances whose executor is to go. The real thing: test_cluster.py."""
+
+from __future__ import annotations
+
+from tiercel.control.controller import Scale
+from tiercel.spark.decommission import Handover, replaced
+
+ONE, TWO, THREE, EDGE = "op@cloud#1", "op@cloud#2", "op@cloud#3", "op@edge#1"
+
+
+def test_each_that_leaves_gets_a_new_one_at_its_site_and_nobody_else_moves() -> None:
+    wish = replaced(
+        Scale("op", (ONE, TWO, EDGE), even=False), [ONE, EDGE], [ONE, TWO, EDGE, "cloud", "x@cloud#9"]
+    )
+    assert wish == Scale("op", (THREE, TWO, "op@edge#2"), "live", {ONE: THREE, EDGE: "op@edge#2"}, even=False)
+
+
+def test_a_replacement_whose_executor_leaves_too_is_replaced_for_the_first_one_as_well() -> None:
+    first = replaced(Scale("op", (ONE,)), [ONE], [ONE])
+    second = replaced(first, [TWO], [ONE, TWO])
+    assert second == Scale("op", (THREE,), "live", {ONE: THREE, TWO: THREE})
+
+
+def test_what_is_to_go_anyway_is_not_replaced() -> None:
+    wish = Scale("op", (TWO,))
+    assert replaced(wish, [ONE], [ONE, TWO]) == wish
+
+
+def test_a_handover_says_who_left_for_where() -> None:
+    handover = Handover("7", "moving", {ONE: THREE}, ["cloud"])
+    assert str(handover) == f"executor 7 leaves, moving: {ONE} -> {THREE}, cloud"
+    assert str(Handover("7")) == "executor 7 leaves, moving"
