@@ -162,7 +162,7 @@ class Engine:
                 emptied.append(key)
             if made is None:
                 continue
-            if once and not isinstance(made, list):
+            if once and type(made) is tuple:
                 add(Output(offset, key, state.epoch, 0, made))
                 continue
             n = made_of[key]
