@@ -50,12 +50,17 @@ class BareInbox(Inbox):
         if control is None:
             for name, rows in parts.items():
                 feed = self.feeds.get(name)
-                if feed is not None and feed.phase is LIVE:
-                    feed.offer(entry, {name: rows} if len(parts) > 1 else parts)
+                if feed is not None:
+                    feed.appended(self.offset, len(rows))
+                    if feed.phase is LIVE:
+                        feed.offer(entry, {name: rows} if len(parts) > 1 else parts)
         else:
             for feed in self.feeds.values():
+                share = {n: r for n, r in parts.items() if n == feed.instance}
+                if share:
+                    feed.appended(self.offset, sum(map(len, share.values())))
                 if feed.phase is LIVE:
-                    feed.offer(entry, {n: r for n, r in parts.items() if n == feed.instance})
+                    feed.offer(entry, share)
         self.tail.keep(entry, count, self.feeds.values())
         self._backlog.append((self.offset, count))
         self.backlog_rows += count
@@ -91,8 +96,9 @@ class BareRouter(Router):
             if message.dead_letters:
                 self.emit_dead(step, inbox.name, [o for o in message.dead_letters if o.offset > mark])
         feed.flush_no = message.flush
-        step.send_durable(message.instance, m.Confirmed(message.life, message.flush, inbox.offset))
         feed.processed(message.through)
+        confirmed = m.Confirmed(message.life, message.flush, inbox.offset, feed.lag_rows)
+        step.send_durable(message.instance, confirmed)
         feed.watermark_ms = max(feed.watermark_ms, message.watermark_ms)
         feed.timers = message.timers
         if message.timers:
@@ -167,6 +173,7 @@ class BareInstance(Instance):
             return
         self.confirmed = max(self.confirmed, message.flush)
         self.durable = max(self.durable, message.durable)
+        self.lag = message.lag
         self.checkpointer.try_store(step)
 
 
