@@ -32,7 +32,7 @@ def test_without_spark_retries_workers_that_are_killed_come_back_by_a_new_job() 
     assert report["rounds"] > 60
 
 
-def test_executors_that_come_are_waited_for_one_that_is_killed_is_recovered_from_one_that_leaves_is_left() -> (
+def test_executors_that_come_are_waited_for_those_that_die_are_survived_and_those_that_leave_are_left() -> (
     None
 ):
     report = outages("local-cluster[2,4,1024]")
