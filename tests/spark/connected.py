@@ -15,7 +15,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import tiercel
-from tiercel.bench.averages import OUTPUT_SCHEMA, RunningAverage
+from tiercel.bench.averages import INPUT_SCHEMA, OUTPUT_SCHEMA, RunningAverage
 from tiercel.bench.steady import OPERATOR, Traffic, declare
 from tiercel.spark.live import Live
 from tiercel.spark.status import ProcessStatus
@@ -60,10 +60,9 @@ def everything(spark: SparkSession, storage: Path) -> None:
         assert spark.table("seen").distinct().count() == spark.table("seen").count() == rows
         query.stop()
     files = storage / "files"
-    spark.range(40).selectExpr("cast(id % 4 as int) sensor", "id n", "0L due", "1.0D value").write.parquet(
-        str(files)
-    )
-    fed = spark.readStream.schema("sensor int, n long, due long, value double").parquet(str(files))
+    rows_of_four = spark.range(40).selectExpr("id % 4 sensor", "id n", "0L due_ns", "1.0D value")
+    rows_of_four.write.parquet(str(files))
+    fed = spark.readStream.schema(INPUT_SCHEMA).parquet(str(files))
     outputs = tiercel.transform_with_state(
         fed.groupBy("sensor"), RunningAverage(), OUTPUT_SCHEMA, "update", "none", storage=storage / "b"
     )
@@ -93,7 +92,7 @@ def take_over(spark: SparkSession, storage: Path) -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(300, exit=True)  # who hangs says where
+    faulthandler.dump_traceback_later(240, exit=True)  # who hangs says where
     session = SparkSession.builder.remote(sys.argv[2]).getOrCreate()
     globals()[sys.argv[1]](session, Path(sys.argv[3]))
     session.stop()

@@ -287,7 +287,7 @@ def test_moves_that_make_no_sense_are_refused(beside: Beside) -> None:
 def test_a_key_that_is_there_already_stays_and_no_move_is_made(beside: Beside) -> None:
     """No error: who asks for what is so already has what they asked for."""
     live = beside.live
-    owner = next(iter(live._wishes.owners(OPERATOR, [1], None, "")))
+    owner = live.owners(OPERATOR, [1])[1]
     moving = live.move(OPERATOR, keys=[1], to=owner)
     assert moving.wait() == []
     assert str(moving) == moving.progress() == "nothing to move"

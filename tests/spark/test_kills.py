@@ -72,6 +72,19 @@ def test_what_is_struck_down_comes_back_and_every_row_comes_out_once_and_in_orde
     traffic.finish()
 
 
+def test_draining_an_instance_takes_single_keys_along_that_came_from_slots_of_others(
+    deployment: tuple[Live, Traffic],
+) -> None:
+    live, traffic = deployment
+    first, second = INSTANCES
+    guest = next(key for key, owner in live.owners(OPERATOR, range(20)).items() if owner == first)
+    live.move(OPERATOR, keys=[guest], to=second).wait()
+    assert live.owners(OPERATOR, [guest]) == {guest: second}
+    live.drain(second).wait()
+    assert set(live.owners(OPERATOR, range(20)).values()) == {first}
+    traffic.finish()
+
+
 def test_a_clean_end_leaves_no_task_and_no_lock_and_the_same_storage_goes_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:

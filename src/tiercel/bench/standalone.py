@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from tiercel.bench.outages import run, spark_home
+from tiercel.bench.outages import ALLOCATION, run, spark_home
 from tiercel.errors import UserError
 from tiercel.spark.session import LOOPBACK, find_java, open_session
 
@@ -80,7 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tiercel-standalone-") as name:
         directory = Path(name)
         with cluster(directory) as (address, workers):
-            settings = {"spark.executor.memory": "512m", "spark.executor.cores": str(CORES)}
+            settings = {"spark.executor.memory": "512m", "spark.executor.cores": str(CORES)} | ALLOCATION
             spark = open_session("tiercel-standalone", master=address, config=settings)
             try:
                 report = run(spark, directory / "storage", workers)

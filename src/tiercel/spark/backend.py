@@ -43,7 +43,12 @@ class Backend(abc.ABC):
     @property
     def allocates(self) -> bool:
         """Whether executors come when tasks wait for them."""
-        return self.setting("spark.dynamicAllocation.enabled") == "true"
+        return not self.local and self.setting("spark.dynamicAllocation.enabled") == "true"
+
+    @property
+    def local(self) -> bool:
+        """One process runs everything: no executor comes or goes, whatever the settings say."""
+        return re.match(r"local($|\[)", self.setting("spark.master")) is not None
 
     @abc.abstractmethod
     def is_stopped(self) -> bool: ...
@@ -101,8 +106,7 @@ class ThroughContext(Backend):
 
     @property
     def decommissions(self) -> bool:
-        local = self.setting("spark.master").startswith("local[")
-        return not local and self.setting("spark.decommission.enabled") == "true"
+        return not self.local and self.setting("spark.decommission.enabled") == "true"
 
 
 class ThroughConnect(Backend):

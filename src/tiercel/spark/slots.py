@@ -30,9 +30,8 @@ SPARE_SLOTS = 2  # for the micro-batches of feeds and sinks: with none they woul
 def _slots_soon(backend: Backend, needed: int) -> int | None:
     """On a cluster, executors may still be on their way when the session is there already."""
     give_up = time.monotonic() + EXECUTORS_S_MAX
-    local = backend.setting("spark.master").startswith("local[")
     slots = backend.slots()
-    while slots is not None and slots < needed and not local and time.monotonic() < give_up:
+    while slots is not None and slots < needed and not backend.local and time.monotonic() < give_up:
         time.sleep(0.1)
         slots = backend.slots()
     return slots
