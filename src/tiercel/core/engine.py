@@ -144,8 +144,7 @@ class Engine:
         An output's number counts those that its key has made of this entry, as in a call.
         """
         variable, advance, add = self._variable, self._advance, out.append
-        made_of = dict.fromkeys([row[0] for row in rows], 0)
-        once = len(made_of) == len(rows)  # then an output that comes alone is its key's first
+        made_of: dict[Key, int] = {}
         emptied: list[Key] = []
         for row in rows:
             key = row[0]
@@ -160,16 +159,17 @@ class Engine:
             else:
                 values.pop(variable, None)
                 emptied.append(key)
+            n = made_of.get(key, 0)
             if made is None:
-                continue
-            if once and type(made) is tuple:
-                add(Output(offset, key, state.epoch, 0, made))
-                continue
-            n = made_of[key]
-            for one in made if isinstance(made, list) else (made,):
-                add(Output(offset, key, state.epoch, n, one))
-                n += 1
-            made_of[key] = n
+                made_of[key] = n
+            elif type(made) is list:
+                for one in made:
+                    add(Output(offset, key, state.epoch, n, one))
+                    n += 1
+                made_of[key] = n
+            else:
+                add(Output(offset, key, state.epoch, n, made))  # type: ignore[arg-type]
+                made_of[key] = n + 1
         return made_of, emptied
 
     def _advance_again(self, state: KeyState, row: Row, offset: int, error: Exception) -> tuple[Any, Any]:
