@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
 }
 BENCHES = {  # the columns of their rows that are shown; the kept file has all of them
     "throughput": (
-        "processor durability tiercel_events_per_s spark_events_per_s ratio spark_events_per_s_below_2s "
+        "processor form durability tiercel_events_per_s spark_events_per_s ratio spark_events_per_s_below_2s "
         "ratio_below_2s faults"
     ),
     "latency": "rate durability p50_ms p99_ms p999_ms max_ms echo_p50_ms echo_p99_ms",
@@ -170,7 +170,7 @@ def draw_results() -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
-    names = [str(row["processor"]) for row in throughput]
+    names = [f"{row['processor']}\nas a {row['form']}" for row in throughput]
     for offset, (column, label, colour) in enumerate(
         (
             ("tiercel_events_per_s", "Tiercel", "#0b6e4f"),
@@ -184,7 +184,7 @@ def draw_results() -> None:
             left.text(x, height, f"{height:,.0f}", ha="center", va="bottom", fontsize=8)
     left.set_xticks([i + 0.19 for i in range(len(names))], names)
     left.set_ylabel("events/s")
-    left.set_title("The same processor, sustained", fontsize=10)
+    left.set_title("Sustained for 30 s, all on 2 cores", fontsize=10)
     left.legend(frameon=False, fontsize=8)
     left.margins(y=0.25)
     strategies = [str(row["strategy"]) for row in moves]
