@@ -48,13 +48,12 @@ class KeySpace:
 
     def about_to_change(self, keys: Iterable[Key]) -> None:
         """Before user code gets these keys: who still wants their state as it is now, takes it."""
+        self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.pending]
         for snapshot in self.snapshots:
-            if snapshot.pending:
-                for key in keys:
-                    snapshot.before_change(key)
+            for key in keys:
+                snapshot.before_change(key)
 
     def watch(self, snapshot: Snapshot) -> None:
-        self.snapshots = [s for s in self.snapshots if s.pending]
         self.snapshots.append(snapshot)
 
     def touched(self, key: Key, state: KeyState, new_timers: list[int]) -> None:

@@ -134,6 +134,8 @@ class Processing:
 
     def _fold_all(self, rows: list[Row], offset: int) -> None:
         space, engine = self.space, self.engine
+        if space.snapshots:
+            space.about_to_change({row[0] for row in rows})
         touched, emptied = engine.fold(space.keys, space.state, rows, offset, self._out)
         for key in emptied:
             if key in space.keys:
