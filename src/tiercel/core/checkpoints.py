@@ -345,6 +345,7 @@ class Checkpointer:
 
     def _sweep(self, step: Step, taken: _Taken) -> None:
         """The cursor is there: older versions go, and what was written for moves that ended meanwhile."""
+        taken.snapshots.clear()  # they know it, and it knows them: without this only the collector ends both
         self._swept += taken.superseded
         for move, stored in taken.of_moves:
             if self._stored_moves.get(move) is not stored:
