@@ -132,6 +132,7 @@ class Checkpointer:
         self._followers.append(message)
 
     def drop_move(self, arriving: DestinationMove) -> None:
+        arriving.let_go()
         stored = self._stored_moves.pop(arriving.move, {})
         self._dropped += [("move", arriving.move, key, generation) for key, generation in stored.items()]
 

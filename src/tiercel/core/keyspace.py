@@ -17,6 +17,11 @@ from tiercel.core.routing import slot_of
 from tiercel.core.snapshots import Snapshot
 
 
+def nobody(key: Key) -> int:
+    """The epoch of a key in a space that is no longer used."""
+    return 0
+
+
 class KeySpace:
     """Keys and their state."""
 
@@ -31,7 +36,7 @@ class KeySpace:
         self.keys: dict[Key, KeyState] = {}
         self.by_slot: dict[int, set[Key]] = {}
         self.dirty: set[Key] = set()
-        self._epoch_of = epoch_of
+        self.epoch_of = epoch_of
         self._user_key = user_key
         self._deleted = deleted  # state variables that keys lose when they come
         self._heap: list[tuple[int, Key]] = []
@@ -42,7 +47,7 @@ class KeySpace:
         state = self.keys.get(key)
         if state is None:
             slot = slot_of(key, self.slots)
-            state = self.keys[key] = KeyState(self._epoch_of(key), self._user_key(key), slot)
+            state = self.keys[key] = KeyState(self.epoch_of(key), self._user_key(key), slot)
             self.by_slot.setdefault(slot, set()).add(key)
         return state
 
