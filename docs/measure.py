@@ -51,8 +51,8 @@ BENCHES = {  # the columns of their rows that are shown; the kept file has all o
     ),
     "latency": "rate durability p50_ms p99_ms p999_ms max_ms echo_p50_ms echo_p99_ms",
     "reconfigure": (
-        "strategy stoppage_p50_ms stoppage_p99_ms stoppage_max_ms floor_p99_ms others_p99_ms peak_ms duration_ms "
-        "bytes_moved lost doubled reordered"
+        "strategy stoppage_p50_ms stoppage_p99_ms stoppage_max_ms floor_p99_ms others_p99_ms peak_ms "
+        "duration_ms bytes_moved lost doubled reordered"
     ),
     "idle": "",
 }
