@@ -29,9 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     stream_tail_max: int = 4_096  # entries of an output log kept in memory; older ones are read
     stream_entries_max: int = 1_000_000  # entries of an output log kept at all
     publish_entries_max: int = 1_024  # entries a subscriber was sent and has not consumed
-    capture_pause_ms: float = (
-        2.0  # between two steps of long work: most of a core stays free
-    )
+    capture_pause_ms: float = 2.0  # between two steps of long work: most of a core stays free
     chunk_keys_max: int = 64  # keys captured in one step, so that other keys are not held up
     chunk_bytes_max: int = 256 * 1024
     slice_keys: int = 32  # keys of a checkpoint written in one step, for the same reason
