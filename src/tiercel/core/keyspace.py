@@ -35,7 +35,7 @@ class KeySpace:
         self.slots = slots
         self.keys: dict[Key, KeyState] = {}
         self.by_slot: dict[int, set[Key]] = {}
-        self.dirty: set[Key] = set()
+        self.dirty: dict[Key, None] = {}  # in order, so that a run is a function of its seed
         self.epoch_of = epoch_of
         self._user_key = user_key
         self._deleted = deleted  # state variables that keys lose when they come
@@ -63,7 +63,7 @@ class KeySpace:
 
     def touched(self, key: Key, state: KeyState, new_timers: list[int]) -> None:
         """After a call: remember that it changed; a key without state is no key."""
-        self.dirty.add(key)
+        self.dirty[key] = None
         if new_timers:
             for expiry in new_timers:
                 heapq.heappush(self._heap, (expiry, key))
@@ -73,7 +73,7 @@ class KeySpace:
 
     def discard(self, key: Key) -> None:
         self._remove(key)
-        self.dirty.add(key)
+        self.dirty[key] = None
 
     def _remove(self, key: Key) -> KeyState | None:
         state = self.keys.pop(key, None)
@@ -105,7 +105,7 @@ class KeySpace:
             self.by_slot.setdefault(state.slot, set()).add(key)
             for expiry in state.timers:
                 heapq.heappush(self._heap, (expiry, key))
-        self.dirty.update(other.keys)
+        self.dirty.update(dict.fromkeys(other.keys))
         self.dirty.update(other.dirty)
         self.snapshots += other.snapshots
 
