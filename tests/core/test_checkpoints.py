@@ -101,6 +101,23 @@ def test_of_an_unfinished_checkpoint_nothing_counts_also_after_the_next_one() ->
     assert play.stored(2) == set()
 
 
+def test_a_checkpoint_without_dirty_keys_has_a_number_that_is_not_used_again() -> None:
+    """Seed 583 of the simulator: slices of an unfinished checkpoint had the number of the stored cursor."""
+    play = Play()
+    play.fire("checkpoint")
+    play.write_all()
+    play.fire("checkpoint")
+    play.write_all()
+    assert play.stored(2) == set()
+    play.stage.restart(ME)
+    play.say(*KEYS)
+    play.fire("checkpoint")
+    expected = play.states()
+    assert len(play.stored(3)) == 2
+    play.stage.restart(ME)
+    assert play.states() == expected
+
+
 def test_older_versions_go_when_newer_ones_count() -> None:
     play = Play()
     for generation in (1, 2, 3):

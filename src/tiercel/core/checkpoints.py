@@ -322,6 +322,7 @@ class Checkpointer:
         Of what this life wrote, a disk that is slow may not show everything yet: we remember it ourselves.
         """
         instance = self.instance
+        self.generation = max(self.generation, generation)  # a checkpoint may have no key of its own
         self._dropped += [place for place in self._orphans if int(place[-1]) > generation]
         newest: dict[StorageKey, int] = {}
         for place in items:
