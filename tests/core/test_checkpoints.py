@@ -118,6 +118,13 @@ def test_a_checkpoint_without_dirty_keys_has_a_number_that_is_not_used_again() -
     assert play.states() == expected
 
 
+def test_no_number_of_what_is_discarded_is_used_again_while_it_is_still_there() -> None:
+    play = Play()
+    checkpointer = play.stage.machines[ME].checkpointer
+    checkpointer.discard({("cursor",): Cursor(9, 1, 1, 0, 0, []), ("state", 0, KEYS[0], 4): None})
+    assert checkpointer.generation == 9
+
+
 def test_older_versions_go_when_newer_ones_count() -> None:
     play = Play()
     for generation in (1, 2, 3):

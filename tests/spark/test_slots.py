@@ -38,13 +38,13 @@ class Application(Backend):
         return threading.Thread(name=name, daemon=True)
 
     def enter(self, name: str) -> None:
-        raise NotImplementedError
+        raise AssertionError(name)
 
     def cancel(self, name: str) -> None:
-        raise NotImplementedError
+        raise AssertionError(name)
 
     def executor(self, executor: str) -> ExecutorState:
-        raise NotImplementedError
+        raise AssertionError(executor)
 
     @property
     def decommissions(self) -> bool:

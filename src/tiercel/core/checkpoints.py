@@ -147,8 +147,9 @@ class Checkpointer:
     def discard(self, items: dict[StorageKey, Any]) -> None:
         """Nothing of what is stored counts any more; no version of ours may have the name of one of these."""
         self._dropped += [*items, *self._orphans]
+        cursor: Cursor | None = items.get(("cursor",))
         versions = [int(place[-1]) for place in items if len(place) == KEYED]
-        self.generation = max([self.generation, *versions])
+        self.generation = max([self.generation, *versions, cursor.generation if cursor is not None else 0])
 
     merge_move = drop_move  # its keys are dirty own keys now; what was under the move's name goes
 

@@ -17,7 +17,7 @@ from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from tiercel.errors import UserError
-from tiercel.spark.seam import ExecutorState, executor_state
+from tiercel.spark.seam import CannotTell, ExecutorState, executor_state
 
 
 class Backend(abc.ABC):
@@ -139,7 +139,7 @@ class ThroughConnect(Backend):
         self.spark.interruptTag(f"tiercel:{name}")
 
     def executor(self, executor: str) -> ExecutorState:
-        raise NotImplementedError
+        raise CannotTell(executor)
 
     @property
     def decommissions(self) -> bool:
@@ -147,5 +147,5 @@ class ThroughConnect(Backend):
 
 
 def backend_of(spark: SparkSession) -> Backend:
-    """The way to this session's application. Refuses a session that is stopped."""
+    """How to reach the Spark application behind a `SparkSession`."""
     return ThroughConnect(spark) if ".connect." in type(spark).__module__ else ThroughContext(spark)
