@@ -33,7 +33,7 @@ from tiercel.errors import UserError
 from tiercel.runtime import shipping, storing
 from tiercel.runtime.backups import ProcessBackup
 from tiercel.runtime.client import Producer, Subscriber
-from tiercel.runtime.copies import write_manifest
+from tiercel.runtime.copies import misfitting, write_manifest
 from tiercel.runtime.keeping import Keeping, parse_backup
 from tiercel.runtime.locations import Location
 from tiercel.runtime.place import BackupPlan, Place
@@ -171,6 +171,12 @@ def test_a_checkpoint_is_told_to_the_router_only_when_the_backup_has_it(tmp_path
         assert told() <= copied.applied < stored()
 
 
+def waits_for_its_log(instance: Any) -> bool:
+    """It has taken a checkpoint, and may not store it before its log is safe."""
+    taken = instance.checkpointer.taken
+    return taken is not None and taken.complete and taken.rests_on > instance.durable
+
+
 def test_a_router_that_loses_its_disk_is_never_behind_a_checkpoint_and_instances_fall_back(
     tmp_path: Path,
 ) -> None:
@@ -192,6 +198,13 @@ def test_a_router_that_loses_its_disk_is_never_behind_a_checkpoint_and_instances
             deployment.send(producer)
             instance = deployment.hosts[INSTANCE].host.machine
             until(lambda: instance.rows >= deployment.sent, "not processed")  # type: ignore[attr-defined]
+            until(lambda: waits_for_its_log(instance), "a checkpoint is stored, and its log is not safe")
+            storing.restore(deployment.backup_of(SITE), tmp_path / "copy")
+            with (
+                contextlib.closing(StoreView(tmp_path / "copy")) as log,
+                contextlib.closing(StoreView(deployment.disk(INSTANCE))) as state,
+            ):
+                assert misfitting({SITE: log, INSTANCE: state}) == []
             deployment.lose(SITE)
             deployment.start(SITE)
             producer.send(rows(0, 1))
