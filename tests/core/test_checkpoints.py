@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from playing import Stage, topology
-from tiercel.core.checkpoints import Cursor
+from tiercel.core.checkpoints import Cursor, load
 from tiercel.core.events import TimerFired
 from tiercel.core.keyed import KeyState
 from tiercel.core.keyspace import KeySpace
@@ -129,6 +129,27 @@ def test_a_key_that_is_gone_is_not_brought_back_by_a_version_that_was_still_to_b
     play.write_all()
     play.stage.restart(ME)
     assert set(play.states()) == set(KEYS) - {KEYS[3]}
+
+
+def test_what_was_written_of_a_checkpoint_that_was_given_up_goes_also_if_the_disk_did_not_show_it() -> None:
+    """Seed 419 of the simulator: begun anew in the same life, on a disk that had not yet taken the slices."""
+    play = Play()
+    play.fire("checkpoint")
+    play.write_all()
+    whole = dict(play.stage.disks[ME])
+    play.say(*KEYS)
+    play.fire("checkpoint")
+    assert len(play.stored(2)) == 2
+    instance = play.stage.machines[ME]
+    applied = instance.applied
+    instance.reset()
+    load(instance, whole, 0, -1)
+    instance.loaded, instance.applied, instance.durable = True, applied, applied
+    play.fire("checkpoint")
+    play.write_all()
+    assert play.cursor is not None
+    assert play.cursor.generation > 2
+    assert play.stored(2) == set()
 
 
 @given(

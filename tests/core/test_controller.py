@@ -14,6 +14,7 @@ from tiercel.core import messages as m
 from tiercel.core.events import Received
 from tiercel.core.faults import InvalidRequest
 from tiercel.core.records import KeySet
+from tiercel.core.settings import Settings
 
 A, B, NEW = "op@a#0", "op@b#0", "op@b#1"
 EVERYONE = ("a", "b", A, B, "controller")
@@ -27,7 +28,7 @@ class Play:
     """A deployment with a controller. `deaf` sites do not hear it."""
 
     def __init__(self, deaf: tuple[str, ...] = ()) -> None:
-        self.stage = Stage()
+        self.stage = Stage(settings=Settings(moves_at_once_max=2))
         self.stage.withholds = lambda sender, to, message: sender == "controller" and to in deaf
         self.stage.start(*EVERYONE)
 

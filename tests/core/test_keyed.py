@@ -305,7 +305,7 @@ def test_a_key_without_state_is_no_key_but_its_deletion_is_remembered() -> None:
     keys.touched(b"a", keys.state(b"a"), [])
     assert keys.keys == {}
     assert keys.by_slot == {}
-    assert keys.dirty == {b"a"}
+    assert keys.dirty == {b"a": None}
 
 
 def test_a_detached_key_has_no_timers_here_any_more() -> None:

@@ -117,6 +117,7 @@ def scenario_without_moves(seed: int) -> Scenario:
         (9, ROAMING, "held rows closed the lane that would have brought what they waited for"),
         (10, DELAYED, "a timer that was due in a key's image was lost with a watermark that the image had"),
         (59, DELAYED, "the same, for the second operator"),
+        (71, {}, "a fold changed keys that a checkpoint had still to read"),
     ],
 )
 def test_a_seed_that_once_failed_does_not_fail_again(seed: int, focus: dict[str, object], story: str) -> None:

@@ -62,8 +62,7 @@ class BareInbox(Inbox):
                 if feed.phase is LIVE:
                     feed.offer(entry, share)
         self.tail.keep(entry, count, self.feeds.values())
-        self._backlog.append((self.offset, count))
-        self.backlog_rows += count
+        self.count_backlog(count)
         return entry
 
 

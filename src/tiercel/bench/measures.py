@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,7 @@ def judge(outputs: Outputs, at: Moments, probes: Collection[int], moved: Collect
         **{f"stoppage_{k}": v for k, v in spread(stoppages(outputs, at, probes, median)).items()},
         **{f"moved_{k}": v for k, v in spread(stoppages(outputs, at, moved, median)).items()},
         "others_p99_ms": spread(stoppages(outputs, at, others, median))["p99_ms"],
+        "floor_p99_ms": floor_ms(outputs, at, probes, median),
         "peak_ms": round(peak, 3),
         "jitter_ms": round(peak - p99, 3),
         "disruption_ms": disruption_ms(outputs, at, p99),
@@ -93,6 +94,20 @@ def stoppages(outputs: Outputs, at: Moments, members: Collection[int], median_ms
     worst = np.full(int(sensor.max()) + 1 if len(sensor) else 0, -np.inf)
     np.maximum.at(worst, sensor[counted], outputs.latency_ms[counted] - median_ms)
     return [float(w) for w in worst if w > -np.inf]
+
+
+def floor_ms(outputs: Outputs, at: Moments, probes: Collection[int], median_ms: float) -> float | None:
+    """What the same measure says of a time of the same length in which nothing moved: the machine's share.
+
+    The median over all such times before the request that do not overlap; None if none fits.
+    """
+    length = at.end_ns - at.request_ns
+    found = []
+    for begin_ns in range(at.steady_ns, at.request_ns - length, max(1, length)):
+        still = replace(at, request_ns=begin_ns, end_ns=begin_ns + length)
+        found.append(spread(stoppages(outputs, still, probes, median_ms))["p99_ms"])
+    known = [p99 for p99 in found if p99 is not None]
+    return round(float(np.median(known)), 3) if known else None
 
 
 def window_p99(outputs: Outputs, begin_ns: int, end_ns: int, width_ns: int) -> list[float | None]:

@@ -48,6 +48,7 @@ COLUMNS = (
     "stoppage_p50_ms",
     "stoppage_p99_ms",
     "stoppage_max_ms",
+    "floor_p99_ms",
     "others_p99_ms",
     "peak_ms",
     "jitter_ms",

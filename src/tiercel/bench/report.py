@@ -11,6 +11,7 @@ import os
 import platform
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 Line = dict[str, Any]  # one row of results: column -> value
+
+LOOK_S = 2.0  # between two looks at who uses the CPU
 
 
 def commit() -> str:
@@ -51,17 +54,32 @@ def machine() -> Line:
 
 
 class Cpu:
-    """CPU that this process with all its descendants, and everyone else, uses from now on."""
+    """CPU that this process with all its descendants, and everyone else, uses from now on.
+
+    Spark's workers end without a parent that would count them: they are looked at while they live.
+    """
 
     def __init__(self) -> None:
-        self._began, self._all, self._ours = time.monotonic(), _all_ticks(), _our_ticks()
+        self._began, self._all = time.monotonic(), _all_ticks()
+        self._before = _our_ticks()
+        self._seen = dict(self._before)
+        threading.Thread(target=self._look, name="tiercel-cpu", daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            self._seen |= _our_ticks()
+
+    def _ours(self) -> int:
+        self._seen |= _our_ticks()
+        return sum(self._seen.values()) - sum(self._before.values())
 
     def line(self) -> Line:
         """Cores, on average. Empty where there is no /proc."""
         if not self._all:
             return {}
         second = os.sysconf("SC_CLK_TCK") * max(time.monotonic() - self._began, 1e-9)
-        everyone, ours = _all_ticks() - self._all, _our_ticks() - self._ours
+        everyone, ours = _all_ticks() - self._all, self._ours()
         return {
             "our_cores": round(ours / second, 2),
             "others_cores": round(max(0, everyone - ours) / second, 2),
@@ -86,8 +104,8 @@ def _all_ticks() -> int:
     return user + nice + system + irq + softirq
 
 
-def _our_ticks() -> int:
-    """Of our process tree, children that have ended included."""
+def _our_ticks() -> dict[int, int]:
+    """Of each process of our tree."""
     parents: dict[int, int] = {}
     used: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -96,11 +114,11 @@ def _our_ticks() -> int:
         except OSError:
             continue  # it has just ended
         pid = int(stat.parent.name)
-        parents[pid], used[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+        parents[pid], used[pid] = int(fields[1]), sum(map(int, fields[11:13]))
     ours = {os.getpid()}
     while grown := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= grown
-    return sum(used.get(pid, 0) for pid in ours)
+    return {pid: used[pid] for pid in ours if pid in used}
 
 
 def percentile(ordered: Sequence[float] | npt.NDArray[np.float64], share: float) -> float:

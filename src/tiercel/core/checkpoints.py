@@ -82,6 +82,7 @@ class _Taken:
         self.routes: TableUpdate | None = None  # if they have changed
         self.snapshots: list[Snapshot] = []
         self.seen: deque[tuple[StorageKey, KeyImage]] = deque()  # looked at, not yet written
+        self.written: list[StorageKey] = []
         self.of_moves: list[tuple[str, dict[Key, int]]] = []  # what it knows of keys under a move's name
         self.superseded: list[StorageKey] = []  # versions that nobody reads once the cursor is there
         self.followers: list[m.Message] = []
@@ -98,11 +99,18 @@ class Checkpointer:
 
     def __init__(self, instance: Processing) -> None:
         self.instance = instance
+        self.taken: _Taken | None = None
+        self.generation = 0  # of this life no number is used twice
+        self._orphans: list[StorageKey] = []  # written for checkpoints that were given up; go with a cursor
+        self.in_flight = False  # a cursor was written and given up: it may become durable yet
         self.forget()
 
     def forget(self) -> None:
-        self.taken: _Taken | None = None
-        self.generation = 0
+        """Begin anew at the last checkpoint; what is being written now must never count."""
+        if self.taken is not None:
+            self._orphans += self.taken.written
+            self.in_flight = self.in_flight or self.taken.seq > 0
+        self.taken = None
         self._again = False
         self._followers: list[m.Message] = []
         self._dropped: list[StorageKey] = []  # go with the next cursor: until then they may count
@@ -132,12 +140,13 @@ class Checkpointer:
         self._followers.append(message)
 
     def drop_move(self, arriving: DestinationMove) -> None:
+        arriving.let_go()
         stored = self._stored_moves.pop(arriving.move, {})
         self._dropped += [("move", arriving.move, key, generation) for key, generation in stored.items()]
 
     def discard(self, items: dict[StorageKey, Any]) -> None:
         """Nothing of what is stored counts any more; no version of ours may have the name of one of these."""
-        self._dropped += list(items)
+        self._dropped += [*items, *self._orphans]
         versions = [int(place[-1]) for place in items if len(place) == KEYED]
         self.generation = max([self.generation, *versions])
 
@@ -256,6 +265,7 @@ class Checkpointer:
             while taken.seen and count and size < settings.chunk_bytes_max:
                 place, image = taken.seen.popleft()
                 step.put(place, image)
+                taken.written.append(place)
                 count -= 1
                 size += image.size_bytes
         self.try_store(step)
@@ -307,9 +317,12 @@ class Checkpointer:
     # -- after a crash -------------------------------------------------------------------------
 
     def load(self, items: dict[StorageKey, Any], generation: int) -> None:
-        """The newest version of each key that the cursor covers; all others go with the next cursor."""
+        """The newest version of each key that the cursor covers; all others go with the next cursor.
+
+        Of what this life wrote, a disk that is slow may not show everything yet: we remember it ourselves.
+        """
         instance = self.instance
-        self.generation = generation
+        self._dropped += [place for place in self._orphans if int(place[-1]) > generation]
         newest: dict[StorageKey, int] = {}
         for place in items:
             if len(place) == KEYED:
@@ -345,6 +358,8 @@ class Checkpointer:
 
     def _sweep(self, step: Step, taken: _Taken) -> None:
         """The cursor is there: older versions go, and what was written for moves that ended meanwhile."""
+        self._orphans, self.in_flight = [], False
+        taken.snapshots.clear()  # they know it, and it knows them: without this only the collector ends both
         self._swept += taken.superseded
         for move, stored in taken.of_moves:
             if self._stored_moves.get(move) is not stored:
@@ -402,9 +417,10 @@ def load(instance: Processing, items: dict[StorageKey, Any], start: int, waterma
     for image in cursor.arrivals:
         instance.arriving[image.move] = _load_arrival(instance, image)
     checkpointer.load(items, cursor.generation)
-    instance.space.dirty.clear()
-    for arriving in instance.arriving.values():
-        arriving.space.dirty.clear()
+    for space in (instance.space, *(arriving.space for arriving in instance.arriving.values())):
+        space.dirty.clear()
+        if checkpointer.in_flight:  # it may delete keys yet that we have again: all are written once more
+            space.dirty.update(dict.fromkeys(space.keys))
 
 
 def _load_arrival(instance: Processing, image: ArrivalImage) -> DestinationMove:

@@ -18,7 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tiercel.core import messages as m
-from tiercel.core.keyspace import KeySpace
+from tiercel.core.keyspace import KeySpace, nobody
 from tiercel.core.records import (
     OWN,
     SHADOW,
@@ -361,6 +361,11 @@ class DestinationMove:
             state.epoch = self.instance.routes.route(key).epoch
         if self.complete:
             self.phase = Phase.ADOPTED
+
+    def let_go(self) -> None:
+        """It has ended: what it held goes now, not when the collector finds it."""
+        self.space.epoch_of = nobody
+        self.digests = None
 
     def checkpoint_position(self) -> Position | None:
         """What a checkpoint taken now may claim; nothing while something is held."""

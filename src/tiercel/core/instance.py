@@ -163,7 +163,7 @@ class Instance(Processing):
             if self.applied < leaving.flip_offset:
                 return  # a replay still meets rows of these keys; it is said again
             del self.leaving[move]
-            self.space.dirty.update(leaving.retained)
+            self.space.dirty.update(dict.fromkeys(leaving.retained))
         self.checkpointer.after_next(m.Forgotten(move))
         self.checkpointer.soon(step)
 

@@ -17,6 +17,11 @@ from tiercel.core.routing import slot_of
 from tiercel.core.snapshots import Snapshot
 
 
+def nobody(key: Key) -> int:
+    """The epoch of a key in a space that is no longer used."""
+    return 0
+
+
 class KeySpace:
     """Keys and their state."""
 
@@ -30,8 +35,8 @@ class KeySpace:
         self.slots = slots
         self.keys: dict[Key, KeyState] = {}
         self.by_slot: dict[int, set[Key]] = {}
-        self.dirty: set[Key] = set()
-        self._epoch_of = epoch_of
+        self.dirty: dict[Key, None] = {}  # in order, so that a run is a function of its seed
+        self.epoch_of = epoch_of
         self._user_key = user_key
         self._deleted = deleted  # state variables that keys lose when they come
         self._heap: list[tuple[int, Key]] = []
@@ -42,24 +47,23 @@ class KeySpace:
         state = self.keys.get(key)
         if state is None:
             slot = slot_of(key, self.slots)
-            state = self.keys[key] = KeyState(self._epoch_of(key), self._user_key(key), slot)
+            state = self.keys[key] = KeyState(self.epoch_of(key), self._user_key(key), slot)
             self.by_slot.setdefault(slot, set()).add(key)
         return state
 
     def about_to_change(self, keys: Iterable[Key]) -> None:
         """Before user code gets these keys: who still wants their state as it is now, takes it."""
+        self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.pending]
         for snapshot in self.snapshots:
-            if snapshot.pending:
-                for key in keys:
-                    snapshot.before_change(key)
+            for key in keys:
+                snapshot.before_change(key)
 
     def watch(self, snapshot: Snapshot) -> None:
-        self.snapshots = [s for s in self.snapshots if s.pending]
         self.snapshots.append(snapshot)
 
     def touched(self, key: Key, state: KeyState, new_timers: list[int]) -> None:
         """After a call: remember that it changed; a key without state is no key."""
-        self.dirty.add(key)
+        self.dirty[key] = None
         if new_timers:
             for expiry in new_timers:
                 heapq.heappush(self._heap, (expiry, key))
@@ -69,7 +73,7 @@ class KeySpace:
 
     def discard(self, key: Key) -> None:
         self._remove(key)
-        self.dirty.add(key)
+        self.dirty[key] = None
 
     def _remove(self, key: Key) -> KeyState | None:
         state = self.keys.pop(key, None)
@@ -101,7 +105,7 @@ class KeySpace:
             self.by_slot.setdefault(state.slot, set()).add(key)
             for expiry in state.timers:
                 heapq.heappush(self._heap, (expiry, key))
-        self.dirty.update(other.keys)
+        self.dirty.update(dict.fromkeys(other.keys))
         self.dirty.update(other.dirty)
         self.snapshots += other.snapshots
 

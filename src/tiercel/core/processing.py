@@ -130,15 +130,17 @@ class Processing:
             call(state, key, of_key, time_ms, watermark_ms, offset, out)
             if new_timers or not state.values:
                 space.touched(key, state, new_timers)
-        space.dirty.update(by_key)
+        space.dirty.update(dict.fromkeys(by_key))
 
     def _fold_all(self, rows: list[Row], offset: int) -> None:
         space, engine = self.space, self.engine
+        if space.snapshots:
+            space.about_to_change(dict.fromkeys(row[0] for row in rows))
         touched, emptied = engine.fold(space.keys, space.state, rows, offset, self._out)
         for key in emptied:
             if key in space.keys:
                 space.touched(key, space.keys[key], engine.handle.new_timers)
-        space.dirty.update(touched)
+        space.dirty.update(dict.fromkeys(touched))
 
     def _not_cut(self, rows: list[Row], offset: int) -> list[Row]:
         """Without the rows of moves that were cut before these: they are not ours to process any more."""

@@ -29,13 +29,13 @@ class Settings(msgspec.Struct, frozen=True):
     stream_tail_max: int = 4_096  # entries of an output log kept in memory; older ones are read
     stream_entries_max: int = 1_000_000  # entries of an output log kept at all
     publish_entries_max: int = 1_024  # entries a subscriber was sent and has not consumed
-    capture_pause_ms: float = 0.5  # between two captures: everyone else has a turn
+    capture_pause_ms: float = 2.0  # between two steps of long work: most of a core stays free
     chunk_keys_max: int = 64  # keys captured in one step, so that other keys are not held up
     chunk_bytes_max: int = 256 * 1024
     slice_keys: int = 32  # keys of a checkpoint written in one step, for the same reason
     trim_entries_max: int = 128  # entries of a log deleted in one step
     piece_keys: int = 64  # keys of a live move that flip at once; a larger one is cut into pieces
-    moves_at_once_max: int = 2  # moves out of one instance that run side by side
+    moves_at_once_max: int = 1  # moves out of one instance that run side by side
     chunks_unacked_max: int = 16  # keeps the destination from being flooded
 
     mutant: str = ""  # name of a planted bug (mutants.py); empty: the real code

@@ -222,7 +222,7 @@ class SourceMove:
         self.retain()
         space = self.instance.space
         if self.instance.settings.mutant == "source-forgets-early":
-            space.dirty.update(self.retained)
+            space.dirty.update(dict.fromkeys(self.retained))
             self.retained = {}
 
     def retain(self) -> None:

@@ -91,11 +91,11 @@ def tame_collector() -> None:
     """Young garbage is collected now and then, old garbage hardly ever.
 
     Full collections stopped a router for up to 0.8 s and were 40 % of its time (1 M tuples under load).
-    Small steps keep a young one near a millisecond; what survives two of them is left alone.
+    Small steps keep a young one far below a millisecond; what survives a few of them is left alone.
     """
     gc.collect()
     gc.freeze()  # what is here now stays: no collection needs to look at it
-    gc.set_threshold(10_000, 1, 1_000_000)
+    gc.set_threshold(2_000, 4, 1_000_000)
 
 
 class Host:

@@ -23,7 +23,7 @@ SEEDS_MAX = 200
 
 DYING = {"kinds": ("forgetful",), "strategies": ("live",), "capture_pause_ms": 40.0, "move_slots_max": 16}
 ROAMING = {"journeys": (4,), "lane_frames_max": 1, "sites_min": 3, "sites_max": 6}
-ROUTERS = {"faults": ("crash", "step"), "sites_min": 2, "strategies": ("live", "pause")}
+FLIPS = {"faults": ("crash", "step"), "sites_min": 2, "strategies": ("pause",), "timed": 0.0, "turns": 0.0}
 SLICED = {"faults": ("crash", "step"), "capture_pause_ms": 30.0}
 CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
 LATE = {"kinds": ("windows",), "sites_min": 2, "timed": 1.0}
@@ -47,7 +47,7 @@ MUTANTS: dict[str, Mutant] = {
     "home-coming-not-held": Mutant("R4", "a key that came home takes new rows before the old ones are back"),
     "outbox-not-replayed": Mutant("R5", "frames that were under way when a link broke are not sent again"),
     "sent-before-durable": Mutant("R6", "frames leave a site before they are durable there"),
-    "flip-told-too-early": Mutant("R6", "others hear of a flip that a crash can still take back", ROUTERS),
+    "flip-told-too-early": Mutant("R6", "others hear of a flip that a crash can still take back", FLIPS),
     "checkpoint-ahead-of-log": Mutant("R6", "a checkpoint knows what the log can still forget"),
     "checkpoint-of-changed-keys": Mutant(
         "R3", "keys that change while a checkpoint is written are in it as they were later", SLICED

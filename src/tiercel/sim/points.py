@@ -101,6 +101,7 @@ def _disturbances(strategy: str, sites: int) -> dict[str, tuple[Action, ...]]:
         "source dies": (death("source", "Dispatch:Begin", 30.0),),
         "source dies late": (death("source", "Dispatch:Flip", 200.0, after=False),),
         "origin dies": (death("origin", "Prepared", 20.0, after=False),),
+        "origin is away": (death("origin", "Prepared", 150.0, after=False),),
         "controller dies": (death("controller", "Durable>MoveRequest", 20.0),),
     }
 

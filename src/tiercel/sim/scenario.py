@@ -38,7 +38,7 @@ SIM_SETTINGS = Settings(
     slice_keys=2,
     trim_entries_max=4,
     piece_keys=4,
-    moves_at_once_max=4,
+    moves_at_once_max=8,
 )
 
 
