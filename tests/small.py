@@ -18,8 +18,8 @@ from tiercel.core.router import Router
 from tiercel.core.settings import Settings
 from tiercel.core.topology import Operator, Stream, Topology, instance_name
 from tiercel.runtime.host import Host
-from tiercel.runtime.place import Manifest, Place, StreamFacts
-from tiercel.runtime.store import Store
+from tiercel.runtime.place import BackupPlan, Manifest, Place, StreamFacts
+from tiercel.runtime.storing import directory_of, open_storage
 from tiercel.workloads.processors import PlainCode
 
 SITE, INPUT, OUTPUT, OPERATOR = "cloud", "readings", "counts", "count"
@@ -43,28 +43,30 @@ class Counting:
     def close(self) -> None: ...
 
 
-def make_place(directory: Path, **settings: Any) -> Place:
+def make_place(directory: Path, backup: BackupPlan | None = None, local: str = "", **settings: Any) -> Place:
     operator = Operator(OPERATOR, (INPUT,), OUTPUT, (INSTANCE,))
     topology = Topology({SITE: None}, {OUTPUT: Stream(OUTPUT, SITE)}, {OPERATOR: operator})
     streams = {INPUT: StreamFacts("{}", ("key",)), OUTPUT: StreamFacts("{}", (), written_by=OPERATOR)}
     place = Place(directory)
-    place.write(Manifest("small", topology, streams, Settings(**settings)))
+    place.write(Manifest("small", topology, streams, Settings(**settings), backup=backup, local=local))
     return place
 
 
-def router_host(place: Place, **options: Any) -> Host:
+def router_host(place: Place, executor: str = "", **options: Any) -> Host:
     manifest = place.manifest()
-    store = Store(place.process(SITE), manifest.durability)
+    store, backup = open_storage(directory_of(place, manifest, SITE, executor), manifest, SITE)
     router = Router(SITE, manifest.topology, manifest.settings, store.life, store.items())
-    return Host(SITE, router, place.registry, place.secret, store=store, **options)
+    return Host(SITE, router, place.registry, place.secret, store=store, backup=backup, **options)
 
 
-def instance_host(place: Place, **options: Any) -> Host:
+def instance_host(place: Place, executor: str = "", name: str = INSTANCE, **options: Any) -> Host:
     manifest = place.manifest()
-    store = Store(place.process(INSTANCE), manifest.durability)
+    directory = directory_of(place, manifest, name, executor)
+    store, backup = open_storage(directory, manifest, name, is_instance=True)
     operator = manifest.topology.operators[OPERATOR]
-    instance = Instance(INSTANCE, operator, PlainCode(Counting()), manifest.settings, store.life)
-    return Host(INSTANCE, instance, place.registry, place.secret, dials=[SITE], store=store, **options)
+    instance = Instance(name, operator, PlainCode(Counting()), manifest.settings, store.life)
+    known = {"dials": [SITE], "store": store, "backup": backup}
+    return Host(name, instance, place.registry, place.secret, **known, **options)
 
 
 class Running:

@@ -1,7 +1,7 @@
-"""The command line: `tiercel sim`, `tiercel demo`, `tiercel bench`.
+"""The command line: `tiercel sim`, `tiercel demo`, `tiercel bench`, `tiercel state`.
 
 Responsible for: the commands, and turning an error a user can mend into a message and exit code 2.
-Not responsible for: what the commands do (cli_sim.py, cli_demo.py, cli_bench.py).
+Not responsible for: what the commands do (cli_sim.py, cli_demo.py, cli_bench.py, cli_state.py).
 
 Exit codes: 0 all is well; 1 a promise was broken; 2 the request could not be carried out as asked.
 """
@@ -15,6 +15,7 @@ import typer
 from tiercel.cli_bench import bench
 from tiercel.cli_demo import demo
 from tiercel.cli_sim import sim
+from tiercel.cli_state import state
 from tiercel.core.faults import InvalidRequest
 from tiercel.errors import UserError
 
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command()(sim)
 app.command()(demo)
 app.add_typer(bench)
+app.add_typer(state)
 
 
 @app.callback()

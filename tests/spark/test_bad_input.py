@@ -325,7 +325,8 @@ def test_storage_that_is_in_use_is_refused_here_and_in_another_process(
     says(second.deploy, str(storage), str(os.getpid()), "one driver at a time")
     second.stop()  # does not end the first
     program = (
-        "import sys; from tiercel.spark.locking import StorageLock; from tiercel.runtime.place import Place\n"
+        "import sys; from tiercel.runtime.locking import StorageLock\n"
+        "from tiercel.runtime.place import Place\n"
         "from tiercel import UserError\n"
         "try: StorageLock(Place(sys.argv[1]))\n"
         "except UserError as error: print(error)"

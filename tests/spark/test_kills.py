@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 import tiercel
 from tiercel.bench.outages import check_ours
 from tiercel.bench.steady import OPERATOR, Traffic, declare
+from tiercel.runtime.locking import StorageLock
 from tiercel.spark.live import Live
-from tiercel.spark.locking import StorageLock
 from tiercel.spark.status import ProcessStatus
 
 INSTANCES = [f"{OPERATOR}@cloud#1", f"{OPERATOR}@cloud#2"]

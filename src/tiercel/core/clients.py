@@ -30,6 +30,7 @@ class Producer:
         self.submitted = 0
         self.greeted = False  # the router has said where we are
         self.rival = False  # somebody else sends under our name: the numbers are no longer ours
+        self.forgotten = 0  # frames that were acknowledged, and that the router does not know any more
         self._met = False  # greeted at least once
         self._sent_ever = 0  # unlike `_sent`, over all connections
         self._frames: deque[m.Produce] = deque()  # not acknowledged, in order
@@ -61,6 +62,8 @@ class Producer:
         first = not self.greeted
         self.greeted = True
         self.rival = self.rival or (self._met and seq > self._sent_ever)
+        if first and self._met:  # a disk was lost, and its backup had not got so far
+            self.forgotten = max(self.forgotten, self.acknowledged - seq)
         self._met = True
         self._sent_ever = max(self._sent_ever, seq)
         self.acknowledged = max(self.acknowledged, seq)
@@ -71,7 +74,7 @@ class Producer:
         return self._pump()
 
     def _pump(self) -> list[Effect]:
-        if not self.greeted or self.rival:
+        if not self.greeted or self.rival or self.forgotten:
             return []
         effects: list[Effect] = []
         for frame in self._frames:

@@ -211,6 +211,13 @@ class Producer(Client):
                 hint="give each producer a name of its own",
             )
             self._bell.ring()
+        elif machine.forgotten and self._failure is None:
+            self._failure = UserError(
+                f"the router has lost the last {machine.forgotten} frames that it had acknowledged to "
+                f"producer {self._name!r}: its disk is gone, and its backup was not as far",
+                hint="send them again under another name; backup={..., 'strict': True} acknowledges later",
+            )
+            self._bell.ring()
         elif machine.acknowledged > self._acknowledged or (machine.greeted and not self._ready):
             self._acknowledged = machine.acknowledged
             self._submitted = max(self._submitted, machine.submitted)  # an earlier life's, when we first meet

@@ -56,6 +56,7 @@ from tiercel.runtime.link import HandshakeFailed
 from tiercel.runtime.metrics import Meter
 from tiercel.runtime.peers import LOOK_S, Peers
 from tiercel.runtime.registry import Address, Registry
+from tiercel.runtime.safekeeping import Safekeeping
 from tiercel.runtime.store import Store
 from tiercel.runtime.tls import TlsFiles
 from tiercel.runtime.wire import CAN_LINGER, merged
@@ -109,6 +110,7 @@ class Host:
         *,
         dials: Callable[[], Iterable[str]] | Iterable[str] = (),
         store: Store | None = None,
+        backup: Safekeeping | None = None,
         bind: str = "127.0.0.1",
         advertise: str = "",
         port: int = 0,
@@ -128,6 +130,7 @@ class Host:
         self.busy_s = 0.0
         self._registry = registry
         self._store = store
+        self._backup = backup
         self._listens = listens
         self._advertise = advertise or bind
         self._peers = Peers(
@@ -152,7 +155,7 @@ class Host:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._linger: asyncio.TimerHandle | None = None  # then what has waited for company leaves
         self._syncing = False
-        self._durable = 0
+        self._synced = self._durable = 0
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -162,6 +165,8 @@ class Host:
         self._ended: asyncio.Future[str] = loop.create_future()
         looking: asyncio.Task[None] | None = None
         try:
+            if self._backup is not None:
+                self._backup.start(lambda seq: loop.call_soon_threadsafe(self._on_shipped, seq))
             if self._listens:
                 self._publish(await self._peers.listen(), stage, attempt, task, executor)
                 looking = loop.create_task(self._look_whether_wanted())
@@ -175,6 +180,9 @@ class Host:
                 timer.cancel()
             await self._peers.close()
             if self._store is not None:
+                self._store.commit()
+                if self._backup is not None:
+                    await loop.run_in_executor(None, self._backup.shipper.close)
                 self._store.close()
         return self.ended_because
 
@@ -192,6 +200,8 @@ class Host:
     async def _look_whether_wanted(self) -> None:
         while not self._registry.dismissed(self.name):  # another process makes the file
             await asyncio.sleep(LOOK_S)
+            if self._registry.checkpoint_asked(self.name):
+                self.take(TimerFired("checkpoint"))
             if self._meter is not None:
                 self._meter.tick(self.busy_s)
         self.end("dismissed")
@@ -203,6 +213,8 @@ class Host:
 
     def peer_disconnected(self, peer: str) -> None:
         self._out.pop(peer, None)
+        if self._backup is not None:
+            self._backup.forget(peer)
         self.take(Disconnected(peer))
 
     def peer_said(self, peer: str, messages: list[Message]) -> None:
@@ -279,6 +291,9 @@ class Host:
             if store.durability == "disk":
                 self._sync()
                 return
+            self._synced = seq
+            if self._backup is not None and self._backup.safe_first:
+                return
             self._durable = seq
             self._perform(self.machine.on_event(Durable(seq), self._clock()))
 
@@ -338,6 +353,11 @@ class Host:
     def _send(self, to: str, message: Message) -> None:
         if to not in self._links:
             return  # lost, as the effect says; the machine says it again when the peer connects
+        if self._backup is not None and self._backup.holds(to, message, self._needed_store().written):
+            return
+        self._say(to, message)
+
+    def _say(self, to: str, message: Message) -> None:
         said = self._out.get(to)
         if said is None:
             self._out[to] = [message]
@@ -380,7 +400,7 @@ class Host:
 
     def _sync(self) -> None:
         store = self._needed_store()
-        if not self._syncing and self._durable < store.written:
+        if not self._syncing and self._synced < store.written:
             self._syncing = True
             synced = self._loop.run_in_executor(None, store.sync)
             synced.add_done_callback(lambda done, seq=store.written: self._on_synced(done, seq))  # type: ignore[misc]
@@ -392,6 +412,25 @@ class Host:
         if (error := done.exception()) is not None:
             self._ended.set_exception(error)
             return
-        self._durable = seq
-        self.take(Durable(seq))
+        self._synced = seq
+        self._vouch()
         self._sync()
+
+    # -- a backup: what rests on it waits for it -----------------------------------------------
+
+    def _on_shipped(self, seq: int) -> None:
+        if self._ended.done() or self._backup is None:
+            return
+        for peer, message in self._backup.on_shipped(seq):
+            self._say(peer, message)
+        self._vouch()
+        self._plan()
+
+    def _vouch(self) -> None:
+        """Tell the machine how far its writes are durable now."""
+        safe = self._synced
+        if self._backup is not None and self._backup.safe_first:
+            safe = min(safe, self._backup.shipped)
+        if safe > self._durable:
+            self._durable = safe
+            self.take(Durable(safe))

@@ -48,6 +48,15 @@ class StreamFacts(msgspec.Struct, frozen=True):
     written_by: str = ""  # the operator that writes it; empty: producers and feeds
 
 
+class BackupPlan(msgspec.Struct, frozen=True):
+    """Where a copy of everything durable goes, and how often."""
+
+    location: str  # a directory, or a URL of fsspec
+    every_s: float = 1.0  # what a lost disk may take back, unless `strict`
+    keep: int = 2  # bases, each with the increments behind it
+    strict: bool = False  # nothing is acknowledged or published before the copy has it
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What runs in this directory."""
 
@@ -61,6 +70,8 @@ class Manifest(msgspec.Struct, frozen=True):
     advertise: dict[str, str] = {}  # site -> where its router is reached, if not where it listens
     driver: str = "127.0.0.1"  # its host, as Spark knows it
     tls: TlsFiles | None = None  # for all connections; every machine has its files at these paths
+    backup: BackupPlan | None = None
+    local: str = ""  # where routers and instances keep what they store; empty: in this directory
     format: int = FORMAT
 
     def address_of(self, process: str) -> str:

@@ -73,5 +73,17 @@ class Registry:
     def dismissed(self, name: str) -> bool:
         return self._place(name, "dismissed").exists()
 
+    def ask_checkpoint(self, name: str) -> None:
+        """Ask an instance for a checkpoint; it looks here a few times a second."""
+        self._place(name, "checkpoint").touch()
+
+    def checkpoint_asked(self, name: str) -> bool:
+        """Whether one was asked for since this was asked last."""
+        try:
+            self._place(name, "checkpoint").unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
     def _place(self, name: str, kind: str) -> Path:
         return self._directory / f"{quote(name, safe='')}.{kind}"

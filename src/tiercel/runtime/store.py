@@ -13,8 +13,9 @@ their own: the table says it, and decoding refuses what does not fit.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -29,6 +30,7 @@ from tiercel.core.messages import LaneFrame, ShadowNotice
 from tiercel.core.readers import Pause, Reader
 from tiercel.core.records import Entry, KeyImage, Position, Route, TableUpdate
 from tiercel.runtime.packed import decode_stream_entry, encoder
+from tiercel.runtime.pieces import Pair
 
 Durability = Literal["os", "disk"]
 
@@ -67,6 +69,8 @@ TABLES: Final[dict[str, Any]] = {
 }
 
 LIFE: Final = b"\x00life"  # sorts before every table, and is none: counts the starts at this place
+BATCHES: Final = b"\x00batches"  # same: counts the batches that were handed over for a backup
+NO_TABLE: Final = b"\x00"  # what begins like this is about the store itself
 OPEN_TRIES = 5  # a writer may remove a file between our look at the directory and our opening it
 LOCK_WAIT_S = 4.0  # a predecessor that Spark has cancelled may hold the lock for two seconds
 WRITE_BUFFER_BYTES = 64 * 1024 * 1024  # entries are often trimmed before they leave it for a file
@@ -134,11 +138,21 @@ def decode_key(data: bytes) -> StorageKey:
 # -- the store --------------------------------------------------------------------------------
 
 
+HandOver = Callable[[int, int, list[Pair]], object]  # batch, seq of its last write, what was written
+
+
 class Store:
-    """One process's storage; `life` counts how often it was opened."""
+    """One process's storage; `life` counts how often it was opened.
+
+    `next_life` gives the life after the last one that is stored here, where this is not the only copy.
+    """
 
     def __init__(
-        self, directory: Path, durability: Durability, tables: Mapping[str, Any] | None = None
+        self,
+        directory: Path,
+        durability: Durability,
+        tables: Mapping[str, Any] | None = None,
+        next_life: Callable[[int], int] = lambda last: last + 1,
     ) -> None:
         self.durability = durability
         self._decoders = (
@@ -147,29 +161,55 @@ class Store:
             else {table: msgspec.msgpack.Decoder(kind) for table, kind in tables.items()}
         )
         self._db = _open(directory)
-        self.life = int.from_bytes(self._db.get(LIFE) or b"") + 1
+        self.last_life, self.batches = _numbers(self._db)
+        self.life = next_life(self.last_life)
         self._db.put(LIFE, self.life.to_bytes(8))
         self._db.flush_wal(True)  # a life is never counted twice, whatever else is lost
+        self._hand_over: HandOver | None = None
+        self._pairs: list[Pair] | None = None  # of the batch, if it is to be handed over
         self._batch = WriteBatch(raw_mode=True)
         self.queued = 0  # seq of the last batch that was put here
         self.written = 0  # in the write-ahead log through this seq
 
     def add(self, write: Write) -> None:
         """Put one write behind the others; `commit` makes all of them real at once."""
-        batch = self._batch
+        batch, pairs = self._batch, self._pairs
         for key, value in write.puts.items():
-            batch.put(encode_key(key), _encode(value))
+            name, data = encode_key(key), _encode(value)
+            batch.put(name, data)
+            if pairs is not None:
+                pairs.append((name, data))
         for key in write.deletes:
-            batch.delete(encode_key(key))
+            name = encode_key(key)
+            batch.delete(name)
+            if pairs is not None:
+                pairs.append((name, None))
         self.queued = write.seq
 
     def commit(self) -> int:
         """Everything added so far, atomically, into the write-ahead log; returns the last seq."""
         if self.written < self.queued:
+            if self._hand_over is not None:
+                self.batches += 1
+                self._batch.put(BATCHES, self.batches.to_bytes(8))
             self._db.write(self._batch)
             self._batch = WriteBatch(raw_mode=True)
             self.written = self.queued
+            if self._hand_over is not None and self._pairs is not None:
+                self._hand_over(self.batches, self.written, self._pairs)
+                self._pairs = []
         return self.written
+
+    def hand_over_to(self, taker: HandOver) -> None:
+        """From here on, whatever is committed is handed over too, batch by batch."""
+        self._hand_over, self._pairs = taker, []
+
+    def pairs(self) -> tuple[int, Iterator[Pair]]:
+        """Everything that is committed now, whatever is written meanwhile, and how many batches that is.
+
+        For any thread: an iterator of RocksDB stays where it began.
+        """
+        return _all_pairs(self._db)
 
     def sync(self) -> None:
         """Blocks until the disk has everything that was committed before. For a thread."""
@@ -180,7 +220,7 @@ class Store:
         inbox = encode_key(("inbox",))
         found: dict[StorageKey, Any] = {}
         for data, value in self._scan(None):
-            if data != LIFE and not data.startswith(inbox):
+            if not data.startswith((NO_TABLE, inbox)):
                 key = decode_key(data)
                 found[key] = self._decoders[key[0]].decode(value)
         return found
@@ -232,8 +272,50 @@ class StoreView:
                 return
             yield decode_key(data), decode(value)
 
+    def pairs(self) -> tuple[int, Iterator[Pair]]:
+        """Everything, as it is stored, and how many batches that is."""
+        return _all_pairs(self._db)
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The last life, and how many batches were handed over."""
+        return _numbers(self._db)
+
     def close(self) -> None:
         self._db.close()
+
+
+def fill(directory: Path, parts: Iterable[Iterable[Pair]], numbers: Callable[[], tuple[int, int]]) -> None:
+    """Make a store out of pairs, in their order; `numbers`, asked at the end: its last life, its batches."""
+    db = _open(directory)
+    try:
+        for part in parts:
+            batch = WriteBatch(raw_mode=True)
+            for key, value in part:
+                if value is None:
+                    batch.delete(key)
+                else:
+                    batch.put(key, value)
+            db.write(batch)
+        life, batches = numbers()
+        db.put(LIFE, life.to_bytes(8))
+        db.put(BATCHES, batches.to_bytes(8))
+        db.flush_wal(True)
+    finally:
+        db.close()
+
+
+def _numbers(db: Rdict) -> tuple[int, int]:
+    return int.from_bytes(db.get(LIFE) or b""), int.from_bytes(db.get(BATCHES) or b"")
+
+
+def _all_pairs(db: Rdict) -> tuple[int, Iterator[Pair]]:
+    found = cast("Iterator[tuple[bytes, bytes]]", iter(db.items()))
+    first = next(found, None)
+    if first is None:
+        return 0, iter(())
+    batches = int.from_bytes(first[1]) if first[0] == BATCHES else 0  # it sorts before everything else
+    return batches, itertools.chain([first], found)
 
 
 def _open_read_only(directory: Path) -> Rdict:

@@ -27,6 +27,7 @@ from tiercel.core.routing import slot_of
 from tiercel.core.topology import operator_of
 from tiercel.runtime.place import Place
 from tiercel.runtime.store import StoreView
+from tiercel.runtime.storing import exists, readable
 
 
 class StoredKey(msgspec.Struct, frozen=True):
@@ -43,7 +44,7 @@ def stored_keys(place: Place, operator: str, key: Key | None = None) -> Iterator
     slots = place.manifest().topology.operator(operator).slots
     with contextlib.ExitStack() as opened:
         copies = []
-        for directory in _directories(place, operator):
+        for directory in _directories(opened.enter_context(readable(place)), operator):
             view = opened.enter_context(contextlib.closing(StoreView(directory)))
             copies.append(_copies(view, directory.name, slots, key))
         for _, of_key in groupby(heapq.merge(*copies, key=_place_of), key=_place_of):
@@ -52,11 +53,10 @@ def stored_keys(place: Place, operator: str, key: Key | None = None) -> Iterator
                 yield newest
 
 
-def _directories(place: Place, operator: str) -> list[Path]:
-    processes = place.directory / "processes"
+def _directories(processes: Path, operator: str) -> list[Path]:
     if not processes.is_dir():
         return []
-    return sorted(d for d in processes.iterdir() if operator_of(d.name) == operator and d.is_dir())
+    return sorted(d for d in processes.iterdir() if operator_of(d.name) == operator and exists(d))
 
 
 def _place_of(stored: StoredKey) -> tuple[int, Key]:

@@ -27,7 +27,7 @@ from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.host import Host
 from tiercel.runtime.place import Place
-from tiercel.runtime.store import Store
+from tiercel.runtime.storing import open_storage
 
 NAME: Final = "controller"
 ANSWER_S_MAX = 30.0
@@ -80,7 +80,7 @@ class Console:
         manifest = place.manifest()
         self._registry = place.registry
         self._topology = manifest.topology
-        self._store = Store(place.process(NAME), manifest.durability, TABLES)
+        self._store, backup = open_storage(place.process(NAME), manifest, NAME, TABLES)
         self._controller = Watched(manifest.topology, manifest.settings, self._store.items())
         self._host = Host(
             NAME,
@@ -89,6 +89,7 @@ class Console:
             place.secret,
             dials=list(manifest.topology.sites),
             store=self._store,
+            backup=backup,
             bind=manifest.bind,
             advertise=manifest.address_of(NAME),
             tls=manifest.tls,

@@ -42,7 +42,7 @@ from tiercel.errors import UserError
 from tiercel.runtime.host import Host, Machine
 from tiercel.runtime.place import Place
 from tiercel.runtime.registry import Address
-from tiercel.runtime.store import Store
+from tiercel.runtime.storing import EXECUTOR, directory_of, open_storage
 from tiercel.spark.backend import Backend
 from tiercel.spark.border import Border, OperatorPlan
 from tiercel.spark.slots import ALLOCATION_S_MAX
@@ -78,7 +78,9 @@ def build_host(
     """The machine of that name in its host: a site's router, or with a plan an instance."""
     manifest = place.manifest()
     topology, settings, registry = manifest.topology, manifest.settings, place.registry
-    store = Store(place.process(name), manifest.durability)
+    executor = executor_here() if EXECUTOR in manifest.local else ""
+    directory = directory_of(place, manifest, name, executor)
+    store, backup = open_storage(directory, manifest, name, is_instance=plan is not None)
     machine: Machine
     peers: Callable[[], Iterable[str]]
     if plan is None:
@@ -109,6 +111,7 @@ def build_host(
         place.secret,
         dials=peers,
         store=store,
+        backup=backup,
         bind=manifest.bind,
         advertise=manifest.address_of(name),
         port=manifest.ports.get(name, 0),

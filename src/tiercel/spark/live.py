@@ -30,6 +30,9 @@ from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.background import Client
 from tiercel.runtime.client import Producer
+from tiercel.runtime.copies import describe
+from tiercel.runtime.keeping import Keeping
+from tiercel.runtime.locking import StorageLock
 from tiercel.runtime.place import Durability, Place
 from tiercel.spark.backend import backend_of
 from tiercel.spark.border import InputPlan
@@ -39,7 +42,6 @@ from tiercel.spark.decommission import Handover, Watch
 from tiercel.spark.entering import give_initial_state, start_feed
 from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_sites
 from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
-from tiercel.spark.locking import StorageLock
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns, Schema
 from tiercel.spark.session import open_session
@@ -65,6 +67,8 @@ def start(
     bind: str = "127.0.0.1",
     ports: Mapping[str, int] | None = None,
     advertise: Mapping[str, str] | None = None,
+    backup: str | Mapping[str, Any] | None = None,
+    local: str | Path | None = None,
 ) -> Live:
     """A deployment in this Spark application; nothing runs before it is used. Use it in a `with`.
 
@@ -73,11 +77,15 @@ def start(
     routers listen, by site, for whoever comes through a firewall; else each takes any that is free.
     `advertise` says at which address a site's router is reached, where that is not what it binds to; with
     `bind="0.0.0.0"` everyone is reached at the address of its machine toward the driver.
+
+    `backup` is where a copy of everything durable goes: a directory or a URL of fsspec, or a mapping with
+    `location`, `every_s`, `keep` and `strict`. With `local`, routers and instances store on a disk of their
+    executor, and are restored from the backup wherever they come back; `{executor}` in it is its id.
     """
     spark = spark or open_session("tiercel")
     sites = parse_sites(sites)
     listening = Listening.of(bind, ports, advertise, sites)
-    return Live(spark, sites, storage, durability, settings, listening)
+    return Live(spark, sites, storage, durability, settings, listening, Keeping.of(backup, local))
 
 
 class Live:
@@ -91,6 +99,7 @@ class Live:
         durability: Durability,
         settings: Settings | None,
         listening: Listening,
+        keeping: Keeping | None = None,
     ) -> None:
         self.backend = backend_of(spark)  # a session that is stopped is told at once
         if durability not in ("os", "disk"):
@@ -98,6 +107,7 @@ class Live:
         self.spark = spark
         self.graph = Graph(sites)
         self._listening = listening
+        self._keeping = keeping or Keeping()
         self._temporary = storage is None
         self.place = Place(storage if storage is not None else tempfile.mkdtemp(prefix="tiercel-"))
         self._durability = durability
@@ -222,13 +232,16 @@ class Live:
             found = self.place.manifest() if self.place.taken else None
             driver = self.spark.conf.get("spark.driver.host") or ""
             listening = self._listening._replace(driver=driver)
-            manifest = self.graph.manifest(self._settings, self._durability, listening, found)
+            manifest = self._keeping.applied(
+                self.graph.manifest(self._settings, self._durability, listening, found), found
+            )
             instances = self.place.wanted() if found is not None else []
             for name, declared in self.graph.operators.items():
                 if not any(operator_of(i) == name for i in instances):
                     instances += declared.operator.instances
             new = len(manifest.topology.sites) + len(instances)
             check_slots(self.backend, new, running=hosted(self.backend.application))
+            describe(manifest)
             self.place.write(manifest)
             self.place.want(instances)
             probe(self.spark, self.place.directory)

@@ -1,0 +1,96 @@
+"""A place for backups: a directory, an object store, memory; whatever fsspec knows.
+
+Responsible for: putting, getting, listing and deleting whole files, and saying clearly what did not work.
+Not responsible for: what is in the files (pieces.py), which of them belong together (backups.py).
+
+A file appears whole or not at all: object stores do that by themselves, a local directory by renaming.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from tiercel.errors import UserError
+
+
+class Location:
+    """One URL: `file:///backups/app`, a plain path, `s3://bucket/app`, `memory://app`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/") or url
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(self.url)
+        except (ImportError, OSError, ValueError) as error:
+            raise UserError(
+                f"backup location {url!r}: {error}",
+                expected="a directory or a URL of fsspec, as file:///backups/app or s3://bucket/app",
+            ) from error
+        protocols = self._files.protocol
+        self._local = "file" in ((protocols,) if isinstance(protocols, str) else protocols)
+
+    def __repr__(self) -> str:
+        return f"Location({self.url!r})"
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file; one of that name is replaced."""
+        try:
+            if self._local:
+                _replace(Path(self._path(name)), data)
+            else:
+                self._files.pipe_file(self._path(name), data)
+        except Exception as error:  # each kind of store has errors of its own
+            raise self._refusal("written", name, error) from error
+
+    def get(self, name: str) -> bytes:
+        """The content of a file; FileNotFoundError if there is none."""
+        try:
+            return bytes(self._files.cat_file(self._path(name)))
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise self._refusal("read", name, error) from error
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a folder, in order; none if there is no such folder."""
+        try:
+            self._files.invalidate_cache()  # others write here as well
+            found: list[Any] = self._files.ls(self._path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise self._refusal("read", folder, error) from error
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                self._files.rm_file(self._path(name))
+            except FileNotFoundError:
+                continue
+            except Exception as error:
+                raise self._refusal("deleted", name, error) from error
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}" if name else self._root
+
+    def _refusal(self, how: str, name: str, error: Exception) -> UserError:
+        where = f"{self.url}/{name}" if name else self.url
+        return UserError(
+            f"{where} cannot be {how}: {type(error).__name__}: {error}",
+            expected="a backup location that can be read and written from here",
+        )
+
+
+def _replace(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

@@ -1,0 +1,134 @@
+"""A process's storage, made ready: here, or out of its backup; and shipped from then on.
+
+Responsible for: where a process stores, whether what lies there is the newest, restoring it if not.
+Not responsible for: the store itself (store.py), files of a backup (backups.py).
+
+    what lies here is            and a backup            then
+    missing                      exists                  it is restored
+    of an older life, or less    exists                  it is set aside, and the backup restored
+    anything else                or not                  it is opened as it is
+
+An older copy lies around where a process came back to an executor that it had left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from tiercel.runtime.backups import ProcessBackup
+from tiercel.runtime.locations import Location
+from tiercel.runtime.pieces import Header, Pair
+from tiercel.runtime.place import Manifest, Place
+from tiercel.runtime.safekeeping import Safekeeping
+from tiercel.runtime.shipping import Shipper
+from tiercel.runtime.store import Store, StoreView, fill
+
+ROCKSDB_FILE = "CURRENT"  # every directory of RocksDB has it
+EXECUTOR = "{executor}"
+AFTER_DAMAGE = 1 << 32  # batches of a state that was taken in place of a damaged one: never told apart else
+
+
+class Storage(NamedTuple):
+    """A store that is open, and what a host needs to know of its backup, if it has one."""
+
+    store: Store
+    backup: Safekeeping | None
+
+
+def open_storage(
+    directory: Path,
+    manifest: Manifest,
+    process: str,
+    tables: Mapping[str, Any] | None = None,
+    *,
+    is_instance: bool = False,
+) -> Storage:
+    """The storage of a process, restored first if that is necessary."""
+    plan = manifest.backup
+    if plan is None:
+        return Storage(Store(directory, manifest.durability, tables), None)
+    backup = ProcessBackup(Location(plan.location), manifest.id, process)
+    head = backup.head()
+    if head is not None and not is_newest(directory, backup, head):
+        restore(backup, directory)
+    store = Store(directory, manifest.durability, tables, backup.claim)
+    shipper = Shipper(store, backup, plan, head)
+    return Storage(store, Safekeeping(shipper, safe_first=is_instance or plan.strict))
+
+
+def directory_of(place: Place, manifest: Manifest, process: str, executor: str) -> Path:
+    """Where a router or an instance stores: in the deployment's directory, or on a disk of its executor."""
+    if not manifest.local:
+        return place.process(process)
+    return Path(manifest.local.replace(EXECUTOR, executor)) / manifest.id / process
+
+
+def exists(directory: Path) -> bool:
+    return (directory / ROCKSDB_FILE).exists()
+
+
+def is_newest(directory: Path, backup: ProcessBackup, head: Header) -> bool:
+    """Whether what lies here is not older than the backup."""
+    if not exists(directory):
+        return False
+    with contextlib.closing(StoreView(directory)) as view:
+        life, batches = view.numbers
+    return life >= backup.last_life() and batches >= head.through
+
+
+def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) -> Header:
+    """Make a store out of a backup; what lies there is set aside. All or nothing: every file is checked."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        last: list[Header] = []
+
+        def parts() -> Iterator[list[Pair]]:
+            for piece in backup.pieces(up_to):
+                last[:] = [piece.header]
+                yield piece.pairs
+
+        def numbers() -> tuple[int, int]:
+            more = AFTER_DAMAGE if up_to is not None else 0
+            return max(backup.last_life(), last[0].life), last[0].through + more
+
+        store = draft / "store"
+        fill(store, parts(), numbers)
+        if directory.exists():
+            aside = directory.with_name(f"{directory.name}.older")
+            shutil.rmtree(aside, ignore_errors=True)
+            directory.rename(aside)
+        store.rename(directory)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return last[0]
+
+
+@contextlib.contextmanager
+def readable(place: Place) -> Iterator[Path]:
+    """A directory with the storage of every process, to look into.
+
+    Processes that store on disks of their executors are seen as their backup has them.
+    """
+    manifest = place.manifest()
+    if not manifest.local or manifest.backup is None:
+        yield place.directory / "processes"
+        return
+    location = Location(manifest.backup.location)
+    with tempfile.TemporaryDirectory(prefix="tiercel-") as temporary:
+        for process in processes_in(location):
+            backup = ProcessBackup(location, manifest.id, process)
+            if backup.head() is not None:
+                restore(backup, Path(temporary) / process)
+        yield Path(temporary)
+
+
+def processes_in(location: Location) -> list[str]:
+    """Everyone of whom a location holds something."""
+    return [unquote(name) for name in location.names("processes")]

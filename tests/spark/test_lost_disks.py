@@ -1,0 +1,44 @@
+"""A process that is killed and whose disk is gone continues from its backup, exactly where it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import tiercel
+import tiercel.state
+from tiercel.bench.outages import check_ours
+from tiercel.bench.steady import OPERATOR, Traffic, declare
+from tiercel.runtime.storing import directory_of
+
+INSTANCES = [f"{OPERATOR}@cloud#1", f"{OPERATOR}@cloud#2"]
+
+
+def test_killed_with_its_disk_everything_comes_out_once_and_in_order(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    backup = {"location": (tmp_path / "backup").as_uri(), "every_s": 0.05, "strict": True}
+    local = str(tmp_path / "disks" / "{executor}")
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage", backup=backup, local=local) as live:
+        traffic = Traffic(*declare(live, instances={"cloud": 2}))
+        traffic.go_on()
+        assert list((tmp_path / "storage" / "processes").iterdir()) == [
+            tmp_path / "storage/processes/controller"
+        ]
+        for name in (INSTANCES[0], "cloud"):
+            before = next(found for found in live.status().processes if found.name == name)
+            disk = directory_of(live.place, live.place.manifest(), name, before.executor)
+            os.kill(check_ours(before.pid, [os.getpid()]), signal.SIGKILL)
+            disk.rename(tmp_path / f"gone {name}")
+            while (found := live.place.registry.find(name)) is None or found.life <= before.life:
+                assert name not in live.failures
+                time.sleep(0.05)
+            assert disk.exists()
+            traffic.go_on()
+        traffic.finish()
+    kept = {line.process for line in tiercel.state.show(tmp_path / "storage")}
+    assert {*INSTANCES, "cloud"} <= kept
