@@ -6,6 +6,7 @@ Not responsible for: the run (chaos/supervisor.py), the verdict (chaos/judge.py)
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ def chaos(
 
     check_master(master)
     place = recording_place(out or Path("out") / f"chaos-{seed}-{time.strftime('%Y%m%d-%H%M%S')}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was mounted and started ends with us
     with progress() as tell:
         chronicle = Supervisor(place, seed, master, tell).run(minutes * 60)
         (place / "faults.json").write_bytes(msgspec.json.encode(chronicle))
@@ -112,8 +114,8 @@ def show(verdict: Verdict, place: Path) -> None:
     changes = ", ".join(f"{count} {how}" for how, count in sorted(verdict.changes.items()))
     console.print(
         f"moves and scalings: {changes or 'none'}; {verdict.during_scaling} more faults while scaling; "
-        f"{verdict.starts} starts of the application, {verdict.continued} moves gone on with; full disk: "
-        f"{verdict.disk}",
+        f"{verdict.starts} starts of the application, of which {verdict.failed_starts} failed; "
+        f"{verdict.continued} moves gone on with; full disk: {verdict.disk}",
         soft_wrap=True,
     )
     for line in (*verdict.unasked, *([f"stalled: {verdict.stalled}"] if verdict.stalled else [])):

@@ -21,7 +21,6 @@ import tiercel
 from tiercel.chaos import talk
 from tiercel.chaos.plan import Change
 from tiercel.chaos.victims import Victims, kill_all
-from tiercel.errors import UserError
 
 LOOK_S = 0.002
 LOG_CHARACTERS_MAX = 2_000  # of its end, in an error
@@ -108,6 +107,9 @@ class Child:
             case talk.Finished():
                 self.finished = told
 
+    def is_ready(self) -> bool:
+        return self.ready is not None
+
     @property
     def dead(self) -> bool:
         return self._process.poll() is not None
@@ -155,11 +157,10 @@ class Child:
             with contextlib.suppress(OSError):  # what was not sent yet, nobody reads
                 pipe.close()
 
-    def end(self, seconds: float) -> None:
-        """It has finished and ends by itself; what it leaves running is killed."""
+    def end(self, seconds: float) -> int | None:
+        """It has finished and ends by itself; what it leaves running is killed. None: it did not end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         code = self._process.poll()
         self.kill()
-        if code != 0:
-            raise UserError(f"the application ended with {code}", hint=f"see {self._log}")
+        return code

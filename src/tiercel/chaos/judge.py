@@ -35,6 +35,7 @@ class Verdict(msgspec.Struct, frozen=True):
     during_scaling: int  # and how many others into a scale-out or scale-in
     changes: dict[str, int]  # moves and scalings, by how they ended
     starts: int  # of the application
+    failed_starts: int  # of those; each was tried again
     continued: int  # moves that outlived their application
     unasked: list[str]
     stalled: str
@@ -58,6 +59,7 @@ class Verdict(msgspec.Struct, frozen=True):
             sum(struck.in_scale and not struck.in_move for struck in chronicle.faults),
             chronicle.changes,
             chronicle.starts,
+            len(chronicle.failed_starts),
             chronicle.continued,
             chronicle.unasked,
             chronicle.stalled,

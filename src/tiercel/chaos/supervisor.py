@@ -29,11 +29,13 @@ from tiercel.chaos.disk import Disk
 from tiercel.chaos.plan import Fault, Kind, chosen, draw_move, plan
 from tiercel.errors import UserError
 
+STARTS_MAX = 3  # in a row
 START_S_MAX = 180.0  # Spark, its executors and all tasks, on a busy machine
 WELL_S_MAX = 120.0  # until all that was sent before a fault has come out
 VICTIM_S_MAX = 20.0  # until there is somebody to strike
 BEGIN_S_MAX = 40.0  # until a change is taken on: a router may have to start first
 FINISH_S_MAX = 400.0
+END_S_MAX = 60.0
 TRIES = 4  # moves that are begun for one fault: some end before it can strike
 
 Tell = Callable[[str, float], None]  # what happens, and how far the run is, 0 to 1
@@ -55,6 +57,7 @@ class Chronicle(msgspec.Struct):
     faults: list[Struck] = []
     changes: dict[str, int] = {}  # how they ended -> how many
     starts: int = 0
+    failed_starts: list[str] = []  # the last words of each
     continued: int = 0  # moves that were under way when an application was killed, and were gone on with
     unasked: list[str] = []  # what nobody did: an application that died, a process that was given up
     stalled: str = ""  # nothing came out any more
@@ -99,7 +102,8 @@ class Supervisor:
                 self._strike_on()
             except Stalled as stalled:
                 self.chronicle.stalled = str(stalled)
-                shutil.copytree(self._storage, self._out / "storage", dirs_exist_ok=True)
+                if self._storage.exists():
+                    shutil.copytree(self._storage, self._out / "storage", dirs_exist_ok=True)
             finally:
                 self._child.kill()
                 self._close_tracks()
@@ -120,7 +124,9 @@ class Supervisor:
         child.finish()
         if not child.wait(lambda: child.finished is not None, FINISH_S_MAX):
             raise Stalled(f"the application did not finish; {child.last_words()}")
-        child.end(60.0)
+        code = child.end(END_S_MAX)
+        if code != 0:
+            self.chronicle.unasked.append(f"the application ended with {code}; {child.last_words()}")
 
     # -- the application ---------------------------------------------------------------------------
 
@@ -130,14 +136,20 @@ class Supervisor:
         return Child(self._storage, self._out / "recorded", self._seed, self._master, self._scratch, log)
 
     def _until_ready(self) -> None:
-        child = self._child
-        ready = child.wait(lambda: child.ready is not None, START_S_MAX)
-        if child.application:
-            self._applications.append(child.application)
-        if not ready:
-            raise Stalled(f"the application did not start; {child.last_words()}")
-        assert child.ready is not None
-        self.chronicle.continued += child.ready.continued
+        """A start that fails is tried again: on a busy machine Spark gives up workers that come up slowly."""
+        for _ in range(STARTS_MAX):
+            child = self._child
+            ready = child.wait(child.is_ready, START_S_MAX)
+            if child.application:
+                self._applications.append(child.application)
+            if ready:
+                assert child.ready is not None
+                self.chronicle.continued += child.ready.continued
+                return
+            self.chronicle.failed_starts.append(child.last_words())
+            child.kill()
+            self._child = self._new_child()
+        raise Stalled(f"the application did not start; {self.chronicle.failed_starts[-1]}")
 
     def _again(self) -> None:
         """Kill what is left of it, and start it on the same storage."""
