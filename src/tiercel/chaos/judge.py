@@ -36,7 +36,7 @@ class Verdict(msgspec.Struct, frozen=True):
     changes: dict[str, int]  # moves and scalings, by how they ended
     starts: int  # of the application
     failed_starts: int  # of those; each was tried again
-    continued: int  # moves that outlived their application
+    continued: int  # moves of one application that were still open when the next one was up
     unasked: list[str]
     stalled: str
     disk: str  # how a disk gets full here

@@ -56,9 +56,10 @@ class Chronicle(msgspec.Struct):
 
     faults: list[Struck] = []
     changes: dict[str, int] = {}  # how they ended -> how many
+    reasons: dict[str, int] = {}  # why some were refused, undone or not seen to end -> how many
     starts: int = 0
     failed_starts: list[str] = []  # the last words of each
-    continued: int = 0  # moves that were under way when an application was killed, and were gone on with
+    continued: int = 0  # moves of one application that were still open when the next one was up
     unasked: list[str] = []  # what nobody did: an application that died, a process that was given up
     stalled: str = ""  # nothing came out any more
     disk: str = ""
@@ -179,6 +180,8 @@ class Supervisor:
         for track in self._tracks:
             how = track.how or "interrupted"
             counts[how] = counts.get(how, 0) + 1
+            if track.reason:
+                self.chronicle.reasons[track.reason] = self.chronicle.reasons.get(track.reason, 0) + 1
 
     # -- one fault -----------------------------------------------------------------------------------
 
