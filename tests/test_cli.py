@@ -142,7 +142,7 @@ def test_everything_that_can_be_named_can_be_listed(capsys: pytest.CaptureFixtur
         assert {line.split()[0] for line in out.splitlines()}.issuperset(names), kind
 
 
-@pytest.mark.parametrize("command", [[], ["sim"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["sim"], ["demo"], ["chaos"]])
 def test_every_command_has_help_with_an_example(
     capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:

@@ -1,7 +1,7 @@
-"""The command line: `tiercel sim`, `tiercel demo`, `tiercel bench`, `tiercel state`.
+"""The command line: `tiercel sim`, `tiercel demo`, `tiercel bench`, `tiercel chaos`, `tiercel state`.
 
 Responsible for: the commands, and turning an error a user can mend into a message and exit code 2.
-Not responsible for: what the commands do (cli_sim.py, cli_demo.py, cli_bench.py, cli_state.py).
+Not responsible for: what the commands do (cli_sim.py, cli_demo.py, cli_bench.py, cli_chaos.py, cli_state.py).
 
 Exit codes: 0 all is well; 1 a promise was broken; 2 the request could not be carried out as asked.
 """
@@ -13,6 +13,7 @@ import sys
 import typer
 
 from tiercel.cli_bench import bench
+from tiercel.cli_chaos import chaos
 from tiercel.cli_demo import demo
 from tiercel.cli_sim import sim
 from tiercel.cli_state import state
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command()(sim)
 app.command()(demo)
+app.command()(chaos)
 app.add_typer(bench)
 app.add_typer(state)
 

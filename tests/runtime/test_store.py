@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rocksdict import DbClosedError
 
 from tiercel.core.effects import Write
 from tiercel.core.records import Entry, KeyImage, Route, Tick
@@ -71,3 +72,17 @@ def test_a_log_is_read_in_order_from_anywhere(
     assert store.read_log("avg", after, limit) == [entries[o] for o in expected]
     store.sync()
     store.close()
+
+
+def test_a_batch_that_could_not_be_written_is_gone_for_the_backup_too(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s", "os")
+    taken: list[int] = []
+    store.hand_over_to(lambda batch, seq, pairs: taken.append(seq))
+    store.add(Write(1, {("count", "a"): 1}))
+    store.commit()
+    store._db.close()
+    store.add(Write(2, {("count", "a"): 2}))
+    with pytest.raises(DbClosedError):
+        store.commit()
+    store.close()  # says nothing more: the first failure is the one to be told
+    assert (store.commit(), taken) == (1, [1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -15,7 +16,11 @@ from pyspark.sql import SparkSession
 import tiercel
 from tiercel.bench.outages import check_ours
 from tiercel.bench.steady import OPERATOR, Traffic, declare
+from tiercel.runtime.host import Host
 from tiercel.runtime.locking import StorageLock
+from tiercel.runtime.place import Place
+from tiercel.spark.border import OperatorPlan
+from tiercel.spark.hosting import FAILURES_MAX, build_host
 from tiercel.spark.live import Live
 from tiercel.spark.status import ProcessStatus
 
@@ -70,6 +75,33 @@ def test_what_is_struck_down_comes_back_and_every_row_comes_out_once_and_in_orde
         until_reborn(live, before)
     traffic.go_on()
     traffic.finish()
+
+
+def test_who_cannot_start_because_the_disk_is_full_is_not_given_up(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Four jobs that failed within seconds, and the process was gone for good, although room came later."""
+    full = tmp_path / "full"
+
+    def build(place: Place, name: str, plan: OperatorPlan | None) -> Host:
+        if full.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return build_host(place, name, plan)
+
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
+        live.build = build
+        traffic = Traffic(*declare(live, instances={"cloud": 2}))
+        traffic.go_on()
+        before = process(live, INSTANCES[0])
+        full.touch()
+        kill_worker(live, before.name)
+        while process(live, before.name).submissions < before.submissions + FAILURES_MAX + 1:
+            assert live.failures == {}
+            time.sleep(0.05)
+        full.unlink()
+        until_reborn(live, before)
+        traffic.go_on()
+        traffic.finish()
 
 
 def test_draining_an_instance_takes_single_keys_along_that_came_from_slots_of_others(

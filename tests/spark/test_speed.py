@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from tiercel.bench.traffic import car_name, kmh, write_file
-from tiercel.spark.speed import LIMIT_KMH, Audit, audit
+from tiercel.spark.audit import Audit
+from tiercel.spark.speed import LIMIT_KMH, audit
 
 CARS, SEQS = (0, 1, 10), 8
 Output = tuple[str, int, int, float, bool, int]

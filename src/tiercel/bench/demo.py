@@ -23,10 +23,11 @@ from tiercel.bench.measures import Moments, Outputs, judge
 from tiercel.bench.report import Cpu, Line
 from tiercel.bench.traffic import Filing, Listening, Producing, car_name, car_number, write_file
 from tiercel.errors import UserError
+from tiercel.spark.audit import Audit
 from tiercel.spark.live import Live, start
 from tiercel.spark.moves import MoveReport
 from tiercel.spark.session import open_session
-from tiercel.spark.speed import POSITIONS, SPEEDS, Audit, SpeedMonitor, audit, positions_from_files
+from tiercel.spark.speed import POSITIONS, SPEEDS, SpeedMonitor, audit, positions_from_files
 from tiercel.spark.status import ProcessStatus
 
 Tell = Callable[[str], None]

@@ -180,10 +180,12 @@ class Host:
                 timer.cancel()
             await self._peers.close()
             if self._store is not None:
-                self._store.commit()
-                if self._backup is not None:
-                    await loop.run_in_executor(None, self._backup.shipper.close)
-                self._store.close()
+                try:
+                    self._store.commit()
+                    if self._backup is not None:
+                        await loop.run_in_executor(None, self._backup.shipper.close)
+                finally:
+                    self._store.close()
         return self.ended_because
 
     def _publish(self, where: tuple[int, str], stage: int, attempt: int, task: int, executor: str) -> None:

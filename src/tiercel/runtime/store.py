@@ -187,17 +187,21 @@ class Store:
         self.queued = write.seq
 
     def commit(self) -> int:
-        """Everything added so far, atomically, into the write-ahead log; returns the last seq."""
+        """Everything added so far, atomically, into the write-ahead log; returns the last seq.
+
+        If that fails it is gone, here and for a backup: its writer ends, and begins anew from what is stored.
+        """
         if self.written < self.queued:
+            batch, self._batch = self._batch, WriteBatch(raw_mode=True)
+            pairs, self._pairs = self._pairs, None if self._pairs is None else []
+            queued, self.queued = self.queued, self.written
             if self._hand_over is not None:
                 self.batches += 1
-                self._batch.put(BATCHES, self.batches.to_bytes(8))
-            self._db.write(self._batch)
-            self._batch = WriteBatch(raw_mode=True)
-            self.written = self.queued
-            if self._hand_over is not None and self._pairs is not None:
-                self._hand_over(self.batches, self.written, self._pairs)
-                self._pairs = []
+                batch.put(BATCHES, self.batches.to_bytes(8))
+            self._db.write(batch)
+            self.written = self.queued = queued
+            if self._hand_over is not None and pairs is not None:
+                self._hand_over(self.batches, queued, pairs)
         return self.written
 
     def hand_over_to(self, taker: HandOver) -> None:
@@ -248,8 +252,10 @@ class Store:
         return cast("Iterator[tuple[bytes, bytes]]", iter(self._db.items(from_key=begin)))
 
     def close(self) -> None:
-        self.commit()
-        self._db.close()
+        try:
+            self.commit()
+        finally:
+            self._db.close()
 
 
 class StoreView:

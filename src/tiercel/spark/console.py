@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -29,8 +32,11 @@ from tiercel.runtime.host import Host
 from tiercel.runtime.place import Place
 from tiercel.runtime.storing import open_storage
 
+log = logging.getLogger(__name__)
+
 NAME: Final = "controller"
 ANSWER_S_MAX = 30.0
+AGAIN_S = 0.5  # before a controller that failed is started again
 LOOK_S = 0.005
 
 TABLES: Final[dict[str, Any]] = {"move": TrackedMove, "scale": Scale, "next_id": int, "retiring": bool}
@@ -77,18 +83,33 @@ class Console:
     def __init__(
         self, place: Place, on_launch: Callable[[str], object], on_retire: Callable[[str], object]
     ) -> None:
-        manifest = place.manifest()
+        self._place, self._hooks = place, (on_launch, on_retire)
         self._registry = place.registry
-        self._topology = manifest.topology
-        self._store, backup = open_storage(place.process(NAME), manifest, NAME, TABLES)
-        self._controller = Watched(manifest.topology, manifest.settings, self._store.items())
+        self._topology = place.manifest().topology
+        self._stories: dict[str, list[Stage]] = {}
+        self._ending = threading.Event()
+        self._failure = ""  # why the controller is away
+        self._begin()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tiercel-controller", daemon=True)
+        atexit.register(self.end)  # a loop that still runs while the interpreter goes can crash it
+        self._thread.start()
+        self._ready.wait()
+
+    def _begin(self) -> None:
+        """A controller that knows what the storage holds, and asks the routers for the rest."""
+        manifest = self._place.manifest()
+        on_launch, on_retire = self._hooks
+        store, backup = open_storage(self._place.process(NAME), manifest, NAME, TABLES)
+        self._controller = Watched(manifest.topology, manifest.settings, store.items())
+        self._controller.stories = self._stories
         self._host = Host(
             NAME,
             self._controller,
-            place.registry,
-            place.secret,
+            self._place.registry,
+            self._place.secret,
             dials=list(manifest.topology.sites),
-            store=self._store,
+            store=store,
             backup=backup,
             bind=manifest.bind,
             advertise=manifest.address_of(NAME),
@@ -96,29 +117,42 @@ class Console:
             on_launch=on_launch,
             on_retire=on_retire,
         )
-        self._ready = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="tiercel-controller", daemon=True)
-        atexit.register(self.end)  # a loop that still runs while the interpreter goes can crash it
-        self._thread.start()
-        self._ready.wait()
 
     def _run(self) -> None:
-        async def serve() -> None:
-            self._loop = asyncio.get_running_loop()
-            self._ready.set()
-            await self._host.run()
+        """One life of the controller after the other, until the deployment ends: a disk may be full."""
+        while not self._ending.is_set():
+            try:
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    runner.run(self._serve())
+            except Exception as error:
+                self._note_failure(error)
+                self._ready.set()
+                self._begin_again()
 
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(serve())
-        except BaseException as error:
-            self._failure = error
-            self._ready.set()
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._failure = ""
+        self._ready.set()
+        await self._host.run()
+
+    def _begin_again(self) -> None:
+        """As soon as the storage can be opened and written."""
+        while not self._ending.wait(AGAIN_S):
+            try:
+                self._begin()
+                return
+            except Exception as error:
+                self._note_failure(error)
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failure = str(error.__context__ or error)  # the first one; what failed behind it only hides it
+        log.warning("the controller failed and starts again: %s", self._failure)
 
     def end(self) -> None:
+        self._ending.set()
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._host.end, "the deployment ends")
+            with contextlib.suppress(RuntimeError):  # it is between two lives
+                self._loop.call_soon_threadsafe(self._host.end, "the deployment ends")
             self._thread.join(10.0)
         self._registry.withdraw(NAME)
         atexit.unregister(self.end)
@@ -133,11 +167,17 @@ class Console:
             self._host.perform(effects)
             return answer
 
-        if self._failure is not None or not self._thread.is_alive():
-            what = f"the controller has ended: {self._failure or 'the deployment was stopped'}"
-            raise UserError(what)
+        if not self._thread.is_alive():
+            raise UserError("the controller has ended: the deployment was stopped")
+        coroutine = put()
         try:
-            return asyncio.run_coroutine_threadsafe(put(), self._loop).result(ANSWER_S_MAX)
+            if self._failure:
+                raise RuntimeError(self._failure)
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(ANSWER_S_MAX)
+        except (RuntimeError, TimeoutError, CancelledError) as error:  # the question was lost with its life
+            coroutine.close()
+            what = f"the controller does not answer: {self._failure or error}"
+            raise UserError(what, hint="it starts again by itself; ask again") from error
         except InvalidRequest as refusal:
             raise UserError.of(refusal) from refusal
 

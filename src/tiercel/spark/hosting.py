@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import itertools
 import logging
@@ -63,6 +64,8 @@ REASON_CHARACTERS_MAX = 1_000
 _TRACEBACK = "Traceback (most recent call last):"
 _SPARK_SAYS = re.compile(r"^(.* most recent failure: .*?\): )?(: )?(org\.apache\.spark\.SparkException: )?")
 PAUSE_S = 0.2  # before a job is submitted again
+DISK_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+DISK_FULL_PAUSE_S = 1.0  # then as well: a full disk may stay so for long
 
 
 # -- inside the task --------------------------------------------------------------------------
@@ -216,11 +219,15 @@ class Hosting:
             except Exception as error:
                 if name in self._unwanted:
                     return
-                in_a_row = 1 if time.monotonic() - begun > HEALTHY_S else in_a_row + 1
                 if self._backend.is_stopped():
                     self.failures[name] = "the Spark session was stopped"
                     return
                 reason = reason_of(error)
+                if any(full in str(error) for full in DISK_FULL):
+                    in_a_row = 0  # it will work as soon as there is room
+                    time.sleep(DISK_FULL_PAUSE_S)
+                else:
+                    in_a_row = 1 if time.monotonic() - begun > HEALTHY_S else in_a_row + 1
                 log.warning("the job of %s failed (%d in a row): %s", name, in_a_row, reason)
                 if in_a_row >= FAILURES_MAX or self._hopeless(name, error):
                     self.failures[name] = reason

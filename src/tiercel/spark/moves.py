@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tiercel.control.controller import MoveState, TrackedMove
+from tiercel.control.plans import WantedMove
+from tiercel.core.records import KeySet
 from tiercel.errors import UserError
 
 if TYPE_CHECKING:
@@ -76,8 +78,8 @@ class Moving:
         moves = self._console.moves()
         names, found = list(self.names), []
         while names:
-            tracked = moves[names.pop(0)]
-            names += tracked.again
+            tracked = moves.get(names[0]) or _forgotten(names[0])
+            names = names[1:] + list(tracked.again)
             if not tracked.again:
                 found.append(tracked)
         return found
@@ -140,6 +142,13 @@ class Moving:
 
     def __str__(self) -> str:
         return "\n".join(str(report) for report in self.reports()) or "nothing to move"
+
+
+def _forgotten(move: str) -> TrackedMove:
+    """Nobody has heard of it but us: it was never asked of a router, so its keys are where they were."""
+    nothing = WantedMove("", KeySet(), "", "")
+    reason = "the controller failed before it had stored the request"
+    return TrackedMove(move, nothing, MoveState.UNDONE.value, reason)
 
 
 class Scaling:

@@ -1,7 +1,7 @@
 """The speed monitor: an application as people write it for PySpark, and the batch job that audits it.
 
 Responsible for: positions out of recorded files, the running mean per car, what should have come out.
-Not responsible for: traffic and figures (bench/), deploying (live.py).
+Not responsible for: traffic and figures (bench/), comparing (audit.py), deploying (live.py).
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from tiercel.spark.audit import Audit, compare
 
 LIMIT_KMH = 120.0
 RECORDED = "number int, seq long, kmh int, due_ns long"  # whole km/h: sums are exact in any order
@@ -51,39 +52,12 @@ def positions_from_files(spark: SparkSession, directory: Path) -> DataFrame:
     return files.selectExpr(*POSITION_COLUMNS)
 
 
-class Audit(msgspec.Struct, frozen=True):
-    """Every output against every input."""
-
-    inputs: int
-    outputs: int
-    lost: int  # inputs without an output
-    doubled: int  # outputs beyond the first of an input
-    reordered: int  # outputs that came after a later one of their car
-    wrong: int  # outputs that do not carry what a sequential run gives
-    invented: int  # outputs of no input
-
-    @property
-    def faults(self) -> int:
-        return self.lost + self.doubled + self.reordered + self.wrong + self.invented
-
-
-AUDIT = """
-WITH expected AS (
+EXPECTED = """
+SELECT car AS key, seq, struct(n, mean, mean > {limit} AS alert) AS result FROM (
     SELECT car, seq, count(*) OVER so_far AS n, sum(speed) OVER so_far / count(*) OVER so_far AS mean
     FROM {inputs}
     WINDOW so_far AS (PARTITION BY car ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
-), seen AS (
-    SELECT *, lag(seq) OVER (PARTITION BY car ORDER BY written, place) > seq AS overtaken FROM {outputs}
 )
-SELECT
-    count(DISTINCT e.car, e.seq) AS inputs,
-    count(s.car) AS outputs,
-    count_if(s.car IS NULL) AS lost,
-    count(s.car) - count(DISTINCT s.car, s.seq) AS doubled,
-    count_if(s.overtaken) AS reordered,
-    count_if(s.n <> e.n OR s.mean <> e.mean OR s.alert <> (e.mean > {limit})) AS wrong,
-    count_if(e.car IS NULL) AS invented
-FROM expected e FULL OUTER JOIN seen s ON e.car = s.car AND e.seq = s.seq
 """
 
 
@@ -95,8 +69,10 @@ def audit(spark: SparkSession, recorded: list[Path], outputs: Path) -> Audit:
     inputs = spark.read.schema(RECORDED).parquet(*map(str, recorded)).selectExpr(*POSITION_COLUMNS)
     seen = spark.read.schema(SPEEDS).parquet(str(outputs))
     placed = seen.selectExpr(
-        "*", "_metadata.file_modification_time AS written", "_metadata.row_index AS place"
+        "car AS key",
+        "seq",
+        "struct(n, mean, alert) AS result",
+        "_metadata.file_modification_time AS written",
+        "_metadata.row_index AS place",
     )
-    found = spark.sql(AUDIT, inputs=inputs, outputs=placed, limit=LIMIT_KMH).first()
-    assert found is not None
-    return Audit(**found.asDict())
+    return compare(spark, spark.sql(EXPECTED, inputs=inputs, limit=LIMIT_KMH), placed)

@@ -1,0 +1,84 @@
+"""The verdict: what was recorded against a sequential run over the same inputs, by a Spark batch job.
+
+Responsible for: the reference, the comparison, and what a run amounts to.
+Not responsible for: the record (record.py), the counting itself (spark/audit.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tiercel.chaos.ledger import BALANCE, reference
+from tiercel.chaos.plan import Kind
+from tiercel.chaos.supervisor import Chronicle
+from tiercel.spark.audit import Audit, compare
+
+if TYPE_CHECKING:
+    import pandas
+
+SLOTS = 2
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A run in numbers."""
+
+    seed: int
+    minutes: float
+    master: str
+    audit: Audit
+    faults: dict[str, int]  # by kind
+    during_moves: dict[str, int]  # of those, how many fell into a running move
+    during_scaling: int  # and how many others into a scale-out or scale-in
+    changes: dict[str, int]  # moves and scalings, by how they ended
+    starts: int  # of the application
+    failed_starts: int  # of those; each was tried again
+    continued: int  # moves of one application that were still open when the next one was up
+    unasked: list[str]
+    stalled: str
+    disk: str  # how a disk gets full here
+
+    @property
+    def good(self) -> bool:
+        return self.audit.inputs > 0 and not (self.audit.faults or self.unasked or self.stalled)
+
+    @classmethod
+    def of(cls, seed: int, minutes: float, master: str, chronicle: Chronicle, audit: Audit) -> Verdict:
+        counts = Counter(struck.kind for struck in chronicle.faults)
+        met = Counter(struck.kind for struck in chronicle.faults if struck.in_move)
+        return cls(
+            seed,
+            minutes,
+            master,
+            audit,
+            {kind.value: counts[kind] for kind in Kind},
+            {kind.value: met[kind] for kind in Kind},
+            sum(struck.in_scale and not struck.in_move for struck in chronicle.faults),
+            chronicle.changes,
+            chronicle.starts,
+            len(chronicle.failed_starts),
+            chronicle.continued,
+            chronicle.unasked,
+            chronicle.stalled,
+            chronicle.disk,
+        )
+
+
+def sequential(transfers: pandas.DataFrame) -> pandas.DataFrame:
+    """The balances of one account, in the order in which its transfers were sent."""
+    import pandas
+
+    rows = transfers.sort_values("n")[["account", "n", "amount"]].itertuples(index=False, name=None)
+    return pandas.DataFrame(reference(rows), columns=["account", "n", "count", "chain"])
+
+
+def judge(spark: Any, recorded: Path) -> Audit:
+    """Every recorded output against what a sequential run over the recorded inputs gives."""
+    result = ("account AS key", "n AS seq", "struct(count, chain) AS result")
+    inputs = spark.read.parquet(str(recorded / "inputs"))
+    expected = inputs.groupBy("account").applyInPandas(sequential, BALANCE).selectExpr(*result)
+    outputs = spark.read.parquet(str(recorded / "outputs"))
+    return compare(spark, expected, outputs.selectExpr(*result, "position AS written", "place"))

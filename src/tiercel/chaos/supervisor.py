@@ -1,0 +1,294 @@
+"""The one process that survives: starts the application, strikes it, starts it again, and keeps count.
+
+Responsible for: faults as planned, at the moments they are meant for; waiting until all is well again.
+Not responsible for: what is planned (plan.py), the application (application.py), the verdict (judge.py).
+
+    start --> ready --> ( change --> fault --> well again )* --> finish --> all out
+                ^                      |
+                +---- killed whole ----+
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from tiercel.bench.outages import spark_home
+from tiercel.chaos.child import Child, Track
+from tiercel.chaos.disk import Disk
+from tiercel.chaos.plan import Fault, Kind, chosen, draw_move, plan
+from tiercel.errors import UserError
+
+STARTS_MAX = 3  # in a row
+START_S_MAX = 180.0  # Spark, its executors and all tasks, on a busy machine
+WELL_S_MAX = 120.0  # until all that was sent before a fault has come out
+VICTIM_S_MAX = 20.0  # until there is somebody to strike
+BEGIN_S_MAX = 40.0  # until a change is taken on: a router may have to start first
+FINISH_S_MAX = 400.0
+END_S_MAX = 60.0
+TRIES = 4  # moves that are begun for one fault: some end before it can strike
+
+Tell = Callable[[str, float], None]  # what happens, and how far the run is, 0 to 1
+
+
+class Struck(msgspec.Struct, frozen=True):
+    """A fault that was done."""
+
+    kind: Kind
+    victim: str
+    at_s: float  # since the run began
+    in_move: bool  # the handle of a move said so
+    in_scale: bool
+
+
+class Chronicle(msgspec.Struct):
+    """What has happened in a run."""
+
+    faults: list[Struck] = []
+    changes: dict[str, int] = {}  # how they ended -> how many
+    reasons: dict[str, int] = {}  # why some were refused, undone or not seen to end -> how many
+    starts: int = 0
+    failed_starts: list[str] = []  # the last words of each
+    continued: int = 0  # moves of one application that were still open when the next one was up
+    unasked: list[str] = []  # what nobody did: an application that died, a process that was given up
+    stalled: str = ""  # nothing came out any more
+    disk: str = ""
+
+
+class Stalled(Exception):
+    """Rows do not come out any more."""
+
+
+def kinds_of(master: str) -> list[Kind]:
+    """All that can be done there: a local session has no executors of its own."""
+    return [kind for kind in Kind if kind is not Kind.EXECUTOR or not master.startswith("local[")]
+
+
+class Supervisor:
+    """One run."""
+
+    def __init__(self, out: Path, seed: int, master: str, tell: Tell) -> None:
+        self._out, self._seed, self._master = out, seed, master
+        self._tell = tell
+        self._random = Random(f"supervisor/{seed}")  # moves beyond the planned ones
+        self._applications: list[str] = []
+        self._tracks: list[Track] = []  # of lives that are over
+        self.chronicle = Chronicle()
+
+    def run(self, seconds: float) -> Chronicle:
+        """Faults for so long, counted from when rows flow first; then everything may come out."""
+        with (
+            tempfile.TemporaryDirectory(prefix="tiercel-chaos-", ignore_cleanup_errors=True) as scratch,
+            Disk(Path(scratch) / "disk") as disk,
+        ):
+            self._scratch, self._disk = Path(scratch), disk
+            self._storage = disk.directory / "storage"
+            self.chronicle.disk = disk.way
+            self._begun_s, self._seconds = time.monotonic(), seconds
+            self._say("starting Spark and the deployment")
+            self._child = self._new_child()
+            try:
+                self._until_ready()
+                self._begun_s = time.monotonic()
+                self._strike_on()
+            except Stalled as stalled:
+                self.chronicle.stalled = str(stalled)
+                if self._storage.exists():
+                    shutil.copytree(self._storage, self._out / "storage", dirs_exist_ok=True)
+            finally:
+                self._child.kill()
+                self._close_tracks()
+                self._count_changes()
+                for application in self._applications:  # where a local cluster's executors have worked
+                    shutil.rmtree(spark_home() / "work" / application, ignore_errors=True)
+        return self.chronicle
+
+    def _strike_on(self) -> None:
+        for fault in plan(self._seed, kinds_of(self._master)):
+            if time.monotonic() - self._begun_s > self._seconds:
+                break
+            self._look_after()
+            self._play(fault)
+        self._look_after()
+        self._say("letting everything come out")
+        child = self._child
+        child.finish()
+        if not child.wait(lambda: child.finished is not None, FINISH_S_MAX):
+            raise Stalled(f"the application did not finish; {child.last_words()}")
+        code = child.end(END_S_MAX)
+        if code != 0:
+            self.chronicle.unasked.append(f"the application ended with {code}; {child.last_words()}")
+
+    # -- the application ---------------------------------------------------------------------------
+
+    def _new_child(self) -> Child:
+        self.chronicle.starts += 1
+        log = self._out / "application.log"
+        return Child(self._storage, self._out / "recorded", self._seed, self._master, self._scratch, log)
+
+    def _until_ready(self) -> None:
+        """A start that fails is tried again: on a busy machine Spark gives up workers that come up slowly."""
+        for _ in range(STARTS_MAX):
+            child = self._child
+            ready = child.wait(child.is_ready, START_S_MAX)
+            if child.application:
+                self._applications.append(child.application)
+            if ready:
+                assert child.ready is not None
+                self.chronicle.continued += child.ready.continued
+                return
+            self.chronicle.failed_starts.append(child.last_words())
+            child.kill()
+            self._child = self._new_child()
+        raise Stalled(f"the application did not start; {self.chronicle.failed_starts[-1]}")
+
+    def _again(self) -> None:
+        """Kill what is left of it, and start it on the same storage."""
+        self._child.kill()
+        self._close_tracks()
+        self._child = self._new_child()
+        self._until_ready()
+
+    def _look_after(self) -> None:
+        """What nobody has asked for is noted; then the run can go on with a new application."""
+        if self._child.dead:
+            self.chronicle.unasked.append(f"the application died: {self._child.last_words()[-500:]}")
+        elif self._child.beat.failures:
+            given_up = "; ".join(f"{name}: {why}" for name, why in self._child.beat.failures.items())
+            self.chronicle.unasked.append(f"given up: {given_up}")
+        else:
+            return
+        self._say(self.chronicle.unasked[-1][:200])
+        self._again()
+
+    def _close_tracks(self) -> None:
+        self._tracks += self._child.tracks
+        self._child.tracks = []
+
+    def _count_changes(self) -> None:
+        counts = self.chronicle.changes
+        for track in self._tracks:
+            how = track.how or "interrupted"
+            counts[how] = counts.get(how, 0) + 1
+            if track.reason:
+                self.chronicle.reasons[track.reason] = self.chronicle.reasons.get(track.reason, 0) + 1
+
+    # -- one fault -----------------------------------------------------------------------------------
+
+    def _play(self, fault: Fault) -> None:
+        if fault.in_move:
+            self._into_move(fault)
+        else:
+            if fault.change is not None:
+                self._child.change(fault.change)
+            time.sleep(fault.delay_s)
+        sent = self._child.beat.sent
+        struck = self._strike(fault)
+        if struck is None:
+            return
+        self.chronicle.faults.append(struck)
+        met = "  during a move" if struck.in_move else "  while scaling" if struck.in_scale else ""
+        self._say(f"{struck.kind:<12} {struck.victim}{met}")
+        if not fault.overlap or fault.kind is Kind.APPLICATION:
+            self._until_well(sent)
+
+    def _into_move(self, fault: Fault) -> None:
+        """Returns in the middle of a move, if one can be had."""
+        child, change = self._child, fault.change
+        for _ in range(TRIES):
+            assert change is not None
+            track = child.change(change)
+            child.wait(track.answered, BEGIN_S_MAX)
+            time.sleep(fault.delay_s)
+            if track.ended_s is None:
+                return
+            change = draw_move(self._random)
+
+    def _strike(self, fault: Fault) -> Struck | None:
+        """Do it, and wait until it is over where it lasts; None: there was nobody to strike."""
+        child = self._child
+        victims = child.victims
+        match fault.kind:
+            case Kind.INSTANCE:
+                return self._signalled(fault, victims.instances)
+            case Kind.ROUTER:
+                return self._signalled(fault, victims.routers)
+            case Kind.EXECUTOR:
+                return self._signalled(fault, victims.executors)
+            case Kind.STOP:
+                return self._signalled(fault, victims.everyone)
+            case Kind.DISK:
+                struck = self._noted(fault, f"full for {fault.seconds:.1f} s")
+                self._disk.fill(fault.seconds, victims.writers())
+                return struck
+            case Kind.APPLICATION:
+                struck = self._noted(fault, f"pid {child.pid} and all below it")
+                self._again()
+                return struck
+
+    def _signalled(self, fault: Fault, candidates: Callable[[], Mapping[str, int]]) -> Struck | None:
+        stopping = fault.kind is Kind.STOP
+        give_up = time.monotonic() + VICTIM_S_MAX
+        while time.monotonic() < give_up and not self._child.dead:
+            found = candidates()
+            if not found:
+                time.sleep(0.02)
+                continue
+            name = chosen(sorted(found), fault.victim)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended: look again
+                os.kill(found[name], signal.SIGSTOP if stopping else signal.SIGKILL)
+                struck = self._noted(fault, f"{name} for {fault.seconds:.1f} s" if stopping else name)
+                if stopping:
+                    time.sleep(fault.seconds)
+                    os.kill(found[name], signal.SIGCONT)
+                return struck
+        return None
+
+    def _noted(self, fault: Fault, victim: str) -> Struck:
+        now_s = time.monotonic()
+        running = {track.what for track in self._child.tracks if track.runs_at(now_s)}
+        return Struck(
+            fault.kind, victim, round(now_s - self._begun_s, 3), bool(running - {"scale"}), "scale" in running
+        )
+
+    def _until_well(self, sent: int) -> None:
+        """All that was sent before has come out, and what was given up or died is not waited for."""
+        child = self._child
+        beats = child.beats
+        well = child.wait(
+            lambda: child.beats > beats and (child.beat.received >= sent or child.beat.failures), WELL_S_MAX
+        )
+        if not well and not child.dead:
+            raise Stalled(f"{child.beat.received:,} of {sent:,} rows are out {WELL_S_MAX:g} s after a fault")
+
+    def _say(self, text: str) -> None:
+        self._tell(text, min(1.0, (time.monotonic() - self._begun_s) / self._seconds))
+
+
+def check_master(master: str) -> None:
+    """Processes are killed by pid: only a cluster that descends from the application can be struck."""
+    if not re.fullmatch(r"local\[\d+(,\d+)?\]|local-cluster\[\d+,\d+,\d+\]", master):
+        expected = "local-cluster[EXECUTORS,CORES,MB] or local[SLOTS,ATTEMPTS]"
+        raise UserError(f"--master {master!r}", expected=expected, hint="chaos needs a cluster of its own")
+
+
+def recording_place(out: Path) -> Path:
+    """The directory of a run: empty, or new."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise UserError(f"{out} is not empty", hint="give another directory: --out DIR")
+        return out.resolve()
+    except OSError as error:
+        what = f"cannot write to {out}: {error.strerror}"
+        raise UserError(what, hint="give another directory: --out DIR") from error

@@ -1,0 +1,86 @@
+"""Processes of one application, and what can be done to them.
+
+Responsible for: finding who runs in it; killing and stopping them, and nobody else.
+Not responsible for: when (supervisor.py, plan.py).
+
+The application is started as the leader of a session of its own, which all it starts belong to: Python
+workers too, although Spark puts them into process groups of their own, and also when their parents are dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tiercel.bench.outages import executor_of
+from tiercel.core.topology import operator_of
+from tiercel.errors import UserError
+from tiercel.runtime.place import Place
+
+SESSION = 3  # the field of /proc/PID/stat, counted behind the name of the program
+GONE_S_MAX = 20.0
+
+
+def members(session: int) -> list[int]:
+    """All processes of a session that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+            if int(fields[SESSION]) == session and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def kill_all(session: int) -> None:
+    """Every process of a session gets SIGKILL, until none is left."""
+    give_up = time.monotonic() + GONE_S_MAX
+    while left := members(session):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > give_up:
+            raise UserError(f"processes {left} of session {session} do not end")
+        time.sleep(0.01)
+
+
+class Victims:
+    """Who runs in an application, by name, with a pid that is certainly one of its processes."""
+
+    def __init__(self, storage: Path, application: int) -> None:
+        self._registry = Place(storage).registry
+        self._application = application
+
+    def instances(self) -> dict[str, int]:
+        return {name: pid for name, pid in self._workers() if operator_of(name)}
+
+    def routers(self) -> dict[str, int]:
+        return {name: pid for name, pid in self._workers() if not operator_of(name)}
+
+    def executors(self) -> dict[str, int]:
+        """JVMs that run workers; in a local session that is the driver's, and none of ours to kill alone."""
+        found = {}
+        for _, pid in self._workers():
+            with contextlib.suppress(OSError, UserError):  # it has just ended
+                executor = executor_of(pid, [self._application])
+                found[f"executor {executor}"] = executor
+        return found
+
+    def everyone(self) -> dict[str, int]:
+        """All that can be stopped for a while: workers, executors, the driver."""
+        return dict(self._workers()) | self.executors() | {"driver": self._application}
+
+    def writers(self) -> list[int]:
+        """Who writes to the storage: the workers, and the controller in the driver."""
+        return [*dict(self._workers()).values(), self._application]
+
+    def _workers(self) -> Iterator[tuple[str, int]]:
+        ours = set(members(self._application)) - {self._application}  # the controller lives in the driver
+        for name in self._registry.names():
+            address = self._registry.find(name)
+            if address is not None and address.pid in ours:
+                yield name, address.pid
