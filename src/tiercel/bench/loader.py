@@ -116,7 +116,7 @@ class Serving:
                 counted = (began_ns <= due) & (due < ended_ns)
                 return {**spread((emitted - due)[counted]), "tuples": int(counted.sum()), **self._faults()}
             case {"do": "closed", "seconds": seconds, "warm_s": warm_s, "under_way": under_way}:
-                load.closed_loop_max = under_way
+                load.closed_loop_max, at_first = under_way, load.received
                 self._host.take(TimerFired("fill"))
                 await asyncio.sleep(warm_s)
                 began_s, before = time.monotonic(), load.received
@@ -124,7 +124,8 @@ class Serving:
                 rate = (load.received - before) / (time.monotonic() - began_s)
                 load.stop()
                 await until_quiet(load)
-                return {"events_per_s": round(rate), **self._faults()}
+                events = load.received - at_first  # all of them, those of the warm-up too
+                return {"events_per_s": round(rate), "events": events, **self._faults()}
             case {"do": "start", "rate": rate, "probes": probes}:
                 load.record = Record()
                 load.start_open_loop(rate, probes)
