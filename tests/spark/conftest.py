@@ -17,15 +17,6 @@ sys.path.insert(0, HERE)
 # Spark ships functions of imported modules by name: its workers must find them too
 os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-WITHOUT_SPARK = (
-    "test_schema.py",
-    "test_border.py",
-    "test_folds.py",
-    "test_options.py",
-    "test_reasons.py",
-    "test_decommission.py",
-)
-
 
 @pytest.fixture(scope="session")
 def connect_url() -> str:
@@ -52,7 +43,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that needs a session runs in one process: one session, one JVM; the other process has the rest."""
+    """All that needs the session runs in one process; programs with sessions of their own run beside it."""
     for item in items:
-        if Path(HERE) in item.path.parents and item.path.name not in WITHOUT_SPARK:
+        if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))

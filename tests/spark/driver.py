@@ -1,11 +1,12 @@
 """A driver that may die at any moment: files -> feed -> operator -> parquet, continued where it was.
 
-python driver.py DIRECTORY ROWS        ends when the sink holds that many rows
+python driver.py DIRECTORY ROWS        ends when the sink holds that many rows, and writes down what it holds
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import tiercel
 
 INPUT = "car string, seq long"
 OUTPUT = "car string, seq long, count long, chain string"
+FOUND = "found.json"
 
 
 def chained(chain: str, seq: int) -> str:
@@ -60,6 +62,8 @@ def main(directory: Path, rows: int) -> None:
             time.sleep(1.0)
         query.processAllAvailable()
         query.stop()
+    found = spark.read.schema(OUTPUT).parquet(sink).collect()  # Spark knows which files of a sink count
+    (directory / FOUND).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
