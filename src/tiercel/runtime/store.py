@@ -28,7 +28,7 @@ from tiercel.core.departures import DepartureRecord
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.messages import LaneFrame, ShadowNotice
 from tiercel.core.readers import Pause, Reader
-from tiercel.core.records import Entry, KeyImage, Position, Route, TableUpdate
+from tiercel.core.records import Entry, KeyFacts, KeyImage, Position, Route, TableUpdate
 from tiercel.runtime.packed import decode_stream_entry, encoder
 from tiercel.runtime.pieces import Pair
 
@@ -81,6 +81,20 @@ _SIGN = 1 << 63  # added to an int, so that negative ones sort first
 
 _encode = encoder.encode
 _decoders = {table: msgspec.msgpack.Decoder(kind) for table, kind in TABLES.items()}
+
+
+class _StoredTimers(msgspec.Struct, array_like=True):
+    """A `KeyImage` of which only the timers are decoded."""
+
+    key: msgspec.Raw
+    epoch: int
+    at: int
+    values: msgspec.Raw
+    timers: tuple[int, ...] = ()
+
+
+NO_TIMERS: Final = KeyFacts()
+_decode_timers = msgspec.msgpack.Decoder(_StoredTimers).decode
 
 
 class StorageBusy(Exception):
@@ -155,6 +169,7 @@ class Store:
         next_life: Callable[[int], int] = lambda last: last + 1,
     ) -> None:
         self.durability = durability
+        self._directory = directory
         self._decoders = (
             _decoders
             if tables is None
@@ -219,15 +234,32 @@ class Store:
         """Blocks until the disk has everything that was committed before. For a thread."""
         self._db.flush_wal(True)
 
-    def items(self) -> dict[StorageKey, Any]:
-        """Everything, for recovery. Entries of inboxes and output logs are left out: readers ask for them."""
-        inbox = encode_key(("inbox",))
+    def items(self, *, values: bool = True) -> dict[StorageKey, Any]:
+        """Everything, for recovery. Entries of inboxes and output logs are left out: readers ask for them.
+
+        Without `values`, of an instance's own keys only `KeyFacts`: it reads the others when it needs them.
+        """
+        inbox, state = encode_key(("inbox",)), encode_key(("state",))
         found: dict[StorageKey, Any] = {}
         for data, value in self._scan(None):
-            if not data.startswith((NO_TABLE, inbox)):
-                key = decode_key(data)
+            if data.startswith((NO_TABLE, inbox)):
+                continue
+            key = decode_key(data)
+            if values or not data.startswith(state):
                 found[key] = self._decoders[key[0]].decode(value)
+            else:
+                timers = _decode_timers(value).timers
+                found[key] = KeyFacts(timers) if timers else NO_TIMERS
         return found
+
+    def read(self, place: StorageKey) -> tuple[KeyImage, int]:
+        """A version of a key that is stored, and its bytes."""
+        data = self._db.get(encode_key(place))
+        if data is None:
+            reason = f"{place!r} is in the checkpoint, but not in {self._directory}"
+            raise KeyError(reason)
+        image: KeyImage = _decoders["state"].decode(data)
+        return image, len(data)
 
     def read_log(self, inbox: str, after: int, limit: int) -> list[Entry]:
         """Entries of an inbox above `after`, at most `limit`, durable or not.
