@@ -204,9 +204,7 @@ class Stage:
                         self._queue.append((to, Received(name, message)))
                 case Write():
                     self.writes[name].append(effect)
-                    self.disks[name].update(copy.deepcopy(effect.puts))
-                    for key in effect.deletes:
-                        self.disks[name].pop(key, None)
+                    self.write(name, effect)
                     if name in self.unsynced:
                         self._undurable[name] = effect.seq
                     else:
@@ -231,6 +229,11 @@ class Stage:
     def read(self, name: str, effect: ReadLog) -> list[Any]:
         log = {k[2]: v for k, v in self.disks[name].items() if k[:2] == ("inbox", effect.inbox)}
         return [log[o] for o in sorted(log) if o > effect.after][: effect.limit]
+
+    def write(self, name: str, effect: Write) -> None:
+        self.disks[name].update(copy.deepcopy(effect.puts))
+        for key in effect.deletes:
+            self.disks[name].pop(key, None)
 
     def loaded(self, name: str, values: bool) -> CheckpointLoaded:
         items = copy.deepcopy(self.disks[name])

@@ -214,7 +214,7 @@ class Instance(Processing):
             self.reset()
             self.flushes = flushes
             self.phase = Phase.LOADING
-            limited = self.settings.memory_bytes_max > 0 and not self.checkpointer.in_flight
+            limited = self.space.spill.limit_bytes > 0 and not self.checkpointer.in_flight
             step.effects.append(LoadCheckpoint(values=not limited))
 
     def _on_loaded(self, step: Step, loaded: CheckpointLoaded) -> None:

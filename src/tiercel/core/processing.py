@@ -75,7 +75,7 @@ class Processing:
             self.operator.slots,
             self._epoch_of,
             *self.engine.about_keys,
-            memory_bytes_max=self.settings.memory_bytes_max,
+            memory_bytes_max=self.operator.memory_limit(self.settings),
             mutant=self.settings.mutant,
         )
         self.applied = 0
