@@ -37,7 +37,7 @@ from tiercel.core.events import (
     TimerFired,
 )
 from tiercel.core.instance import Instance
-from tiercel.core.records import Key, KeySet, Output, Row
+from tiercel.core.records import Key, KeyFacts, KeyImage, KeySet, Output, Row
 from tiercel.core.router import Router
 from tiercel.core.routing import slot_of
 from tiercel.core.settings import Settings
@@ -79,6 +79,17 @@ def topology(sites: Iterable[str] = ("a", "b"), kind: str = "chained", **operato
             )
         },
     )
+
+
+class DictShelf:
+    """Reads back what lies in a dict."""
+
+    def __init__(self, disk: dict[StorageKey, Any]) -> None:
+        self._disk = disk
+
+    def read(self, place: StorageKey) -> tuple[KeyImage, int]:
+        image: KeyImage = copy.deepcopy(self._disk[place])
+        return image, image.size_bytes
 
 
 class Stage:
@@ -193,17 +204,15 @@ class Stage:
                         self._queue.append((to, Received(name, message)))
                 case Write():
                     self.writes[name].append(effect)
-                    self.disks[name].update(copy.deepcopy(effect.puts))
-                    for key in effect.deletes:
-                        self.disks[name].pop(key, None)
+                    self.write(name, effect)
                     if name in self.unsynced:
                         self._undurable[name] = effect.seq
                     else:
                         self._queue.append((name, Durable(effect.seq)))
                 case ReadLog():
                     self._queue.append((name, LogRead(effect.inbox, effect.reader, self.read(name, effect))))
-                case LoadCheckpoint():
-                    self._queue.append((name, CheckpointLoaded(copy.deepcopy(self.disks[name]))))
+                case LoadCheckpoint(values=values):
+                    self._queue.append((name, self.loaded(name, values)))
                 case SetTimer():
                     self.timers[name, effect.name] = effect.at_ms
                 case Note():
@@ -220,6 +229,17 @@ class Stage:
     def read(self, name: str, effect: ReadLog) -> list[Any]:
         log = {k[2]: v for k, v in self.disks[name].items() if k[:2] == ("inbox", effect.inbox)}
         return [log[o] for o in sorted(log) if o > effect.after][: effect.limit]
+
+    def write(self, name: str, effect: Write) -> None:
+        self.disks[name].update(copy.deepcopy(effect.puts))
+        for key in effect.deletes:
+            self.disks[name].pop(key, None)
+
+    def loaded(self, name: str, values: bool) -> CheckpointLoaded:
+        items = copy.deepcopy(self.disks[name])
+        if not values:
+            items = {k: KeyFacts(v.timers) if k[0] == "state" else v for k, v in items.items()}
+        return CheckpointLoaded(items, DictShelf(self.disks[name]))
 
     def deliver(self) -> None:
         """What was withheld arrives now, in order; nothing is withheld any more."""

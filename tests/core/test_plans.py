@@ -160,7 +160,7 @@ def test_the_command_that_lists_the_known_names_exists(
 
 # -- settings ----------------------------------------------------------------------------------
 
-NUMBERS = [name for name in Settings.__struct_fields__ if name != "mutant"]
+NUMBERS = [name for name in Settings.__struct_fields__ if name not in ("mutant", "memory_bytes_max")]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -171,6 +171,13 @@ def test_a_setting_that_could_never_work_is_refused_by_name(name: str, value: fl
     assert refusal.value.what == f"setting {name} = {value!r}"
     assert refusal.value.expected == "expected a number above 0 and at most 1e9"
     assert refusal.value.hint
+
+
+@pytest.mark.parametrize("value", [-1, 2e15, math.inf, math.nan, True])
+def test_a_memory_limit_that_is_none_is_refused(value: float) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        Settings(memory_bytes_max=value).validate()  # type: ignore[arg-type]
+    assert refusal.value.expected == "expected 0 for no limit, or bytes, at most 1e15"
 
 
 def test_a_setting_that_is_no_number_is_refused() -> None:

@@ -27,7 +27,7 @@ from tiercel.core.destination import DestinationMove, Marks
 from tiercel.core.destination import Phase as DestinationPhase
 from tiercel.core.effects import StorageKey
 from tiercel.core.keyed import KeyState
-from tiercel.core.records import OWN, Adopt, Key, KeyImage, KeySet, Output, Position, TableUpdate
+from tiercel.core.records import OWN, Adopt, Key, KeyFacts, KeyImage, KeySet, Output, Position, TableUpdate
 from tiercel.core.routing import slot_of
 from tiercel.core.snapshots import Look, Snapshot
 from tiercel.core.step import Step
@@ -253,7 +253,7 @@ class Checkpointer:
 
     def write_some(self, step: Step) -> None:
         """The next few keys of the checkpoint, or of what it has made superfluous; then others' turn."""
-        taken, settings = self.taken, self.instance.settings
+        taken, settings, spill = self.taken, self.instance.settings, self.instance.space.spill
         if self._swept:
             for _ in range(min(len(self._swept), 4 * settings.slice_keys)):
                 step.delete(self._swept.popleft())
@@ -268,10 +268,23 @@ class Checkpointer:
                 step.put(place, image)
                 taken.written.append(place)
                 count -= 1
-                size += image.size_bytes
+                size += (size_bytes := image.size_bytes)
+                if spill.active and place[0] == "state":
+                    spill.saw(image.key, size_bytes)
+        any_left = spill.make_room(4 * settings.slice_keys, self._stored)
         self.try_store(step)
-        if self._swept or (taken is not None and not taken.complete):
+        if any_left or self._swept or (taken is not None and not taken.complete):
             step.timer("slice", step.now_ms + settings.capture_pause_ms)
+
+    def relieve(self, step: Step) -> None:
+        """If there is too much in memory, some of it goes; or a checkpoint comes early, and then it goes."""
+        spill = self.instance.space.spill
+        if spill.full_of_dirty:
+            return
+        stuck = spill.over and not spill.make_room(4 * self.instance.settings.slice_keys, self._stored)
+        if stuck or spill.checkpoint_wanted():
+            spill.full_of_dirty = True
+            self.soon(step)
 
     def try_store(self, step: Step) -> None:
         """A checkpoint rests on durable entries and admitted outputs only.
@@ -297,11 +310,13 @@ class Checkpointer:
             return
         self.taken = None
         instance, cursor = self.instance, taken.cursor
+        instance.space.spill.covered = cursor.generation
+        instance.space.spill.full_of_dirty = False
         self._sweep(step, taken)
         moves = {a.move: a.position for a in cursor.arrivals}
         if instance.settings.mutant == "positions-flattened":
             moves = {move: (OWN, cursor.applied) for move in moves}
-        count = len(instance.space.keys)
+        count = instance.space.count
         step.send(instance.router, m.Checkpointed(instance.name, instance.life, cursor.applied, moves, count))
         for message in taken.followers:
             instance.tell(step, message)
@@ -324,6 +339,7 @@ class Checkpointer:
         """
         instance = self.instance
         self.generation = max(self.generation, generation)  # a checkpoint may have no key of its own
+        instance.space.spill.covered = generation
         self._dropped += [place for place in self._orphans if int(place[-1]) > generation]
         newest: dict[StorageKey, int] = {}
         for place in items:
@@ -344,7 +360,12 @@ class Checkpointer:
                 continue
             match place:
                 case ("state", _, bytes(key), int(version)):
-                    instance.space.install(value, value.epoch)
+                    if isinstance(value, KeyFacts):
+                        instance.space.install_cold(key, version, value.timers)
+                    else:
+                        instance.space.install(value, value.epoch)
+                        if instance.space.spill.active:
+                            instance.space.spill.saw(key, value.size_bytes)
                     self._stored[key] = version
                 case ("move", str(move), bytes(key), int(version)):
                     arriving = instance.arriving.get(move)
@@ -366,7 +387,7 @@ class Checkpointer:
         for move, stored in taken.of_moves:
             if self._stored_moves.get(move) is not stored:
                 self._dropped += [("move", move, key, generation) for key, generation in stored.items()]
-        if self._swept:
+        if self._swept or self.instance.space.spill.over:
             step.timer("slice", step.now_ms + self.instance.settings.capture_pause_ms)
 
     def _covered(self, step: Step, arriving: DestinationMove, position: Position) -> None:

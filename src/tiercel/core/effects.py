@@ -57,6 +57,8 @@ class LoadCheckpoint(msgspec.Struct, frozen=True, gc=False):
     believes dead may hold the old place for two more seconds.
     """
 
+    values: bool = True  # False: of an instance's own keys only `KeyFacts`; it reads them when it needs them
+
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
     """Fire `TimerFired(name)` at `at_ms` of this process's clock. Setting a name again replaces it."""

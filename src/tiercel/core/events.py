@@ -12,6 +12,7 @@ import msgspec
 
 from tiercel.core.effects import StorageKey
 from tiercel.core.records import Entry
+from tiercel.core.spill import Shelf
 
 
 class Connected(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +52,7 @@ class CheckpointLoaded(msgspec.Struct, frozen=True, gc=False):
     """Answer to `LoadCheckpoint`: all that the last durable checkpoint holds."""
 
     items: dict[StorageKey, Any]
+    shelf: Shelf | None = None  # reads stored versions from now on; without one all values stay in memory
 
 
 class TimerFired(msgspec.Struct, frozen=True, gc=False):

@@ -63,8 +63,8 @@ class Instance(Processing):
             case Disconnected(peer=peer):
                 if peer == self.router:
                     self.phase = Phase.ATTACHING
-            case CheckpointLoaded(items=items):
-                self._on_loaded(step, items)
+            case CheckpointLoaded():
+                self._on_loaded(step, event)
             case LogRead():
                 raise CoreBug(self.name + ": an instance does not read logs")
             case _:
@@ -90,6 +90,8 @@ class Instance(Processing):
                 ):
                     self.process(step, entry)
                 self.flush(step)
+                if self.space.spill.active:
+                    self.checkpointer.relieve(step)
             case m.Confirmed():
                 self._on_confirmed(step, message)
             case m.AttachReply():
@@ -212,11 +214,14 @@ class Instance(Processing):
             self.reset()
             self.flushes = flushes
             self.phase = Phase.LOADING
-            step.effects.append(LoadCheckpoint())
+            limited = self.space.spill.limit_bytes > 0 and not self.checkpointer.in_flight
+            step.effects.append(LoadCheckpoint(values=not limited))
 
-    def _on_loaded(self, step: Step, items: dict[StorageKey, Any]) -> None:
+    def _on_loaded(self, step: Step, loaded: CheckpointLoaded) -> None:
         if self.phase is not Phase.LOADING or self._reply is None:
             return
+        items: dict[StorageKey, Any] = loaded.items
+        self.space.spill.shelf = loaded.shelf
         if self._reply.fresh:
             self.checkpointer.discard(items)
             items = {}

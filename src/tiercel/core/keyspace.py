@@ -2,7 +2,10 @@
 
 Responsible for: finding keys, due timers, dirty keys. An instance has one for its own keys and one
     for each set of keys that is arriving.
-Not responsible for: calling user code, or storing.
+Not responsible for: calling user code, or storing, or who leaves memory (spill.py).
+
+A key is in `keys`, or in `cold` if only its stored version is left: `find` brings it back. It is never in
+`dirty` and `cold` at once.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from tiercel.core.keyed import KeyState
 from tiercel.core.records import Key, KeyImage
 from tiercel.core.routing import slot_of
 from tiercel.core.snapshots import Snapshot
+from tiercel.core.spill import Spill
 
 
 def nobody(key: Key) -> int:
@@ -31,9 +35,13 @@ class KeySpace:
         epoch_of: Callable[[Key], int],
         user_key: Callable[[Key], object],
         deleted: Set[str] = frozenset(),
+        memory_bytes_max: int = 0,
+        mutant: str = "",
     ) -> None:
         self.slots = slots
         self.keys: dict[Key, KeyState] = {}
+        self.cold: dict[Key, int] = {}  # not in memory: the generation under which it is stored
+        self.spill = Spill(self, memory_bytes_max, mutant)
         self.by_slot: dict[int, set[Key]] = {}
         self.dirty: dict[Key, None] = {}  # in order, so that a run is a function of its seed
         self.epoch_of = epoch_of
@@ -44,12 +52,57 @@ class KeySpace:
 
     def state(self, key: Key) -> KeyState:
         """The state of a key; made on first sight."""
-        state = self.keys.get(key)
+        state = self.find(key)
         if state is None:
             slot = slot_of(key, self.slots)
             state = self.keys[key] = KeyState(self.epoch_of(key), self._user_key(key), slot)
             self.by_slot.setdefault(slot, set()).add(key)
         return state
+
+    def find(self, key: Key) -> KeyState | None:
+        """The state of a key that has some; from now on it is in memory."""
+        state = self.keys.get(key)
+        if state is None and key in self.cold:
+            image, size_bytes = self.spill.read(key, self.cold.pop(key))
+            state = self.keys[key] = self._restored(image)
+            self.spill.saw(key, size_bytes)
+            if state.empty:  # of variables that the user's code has deleted
+                self.discard(key)
+                return None
+        return state
+
+    def peek(self, key: Key) -> KeyState | None:
+        """The state of a key that has some, for a look: if it is not in memory it stays so."""
+        state = self.keys.get(key)
+        if state is None and key in self.cold:
+            state = self._restored(self.spill.read(key, self.cold[key])[0])
+            return None if state.empty else state
+        return state
+
+    def _restored(self, image: KeyImage) -> KeyState:
+        state = KeyState(image.epoch, self._user_key(image.key), slot_of(image.key, self.slots))
+        state.restore(image, self._deleted)
+        return state
+
+    def has(self, key: Key) -> bool:
+        return key in self.keys or key in self.cold
+
+    @property
+    def count(self) -> int:
+        """Keys with state, wherever it is."""
+        return len(self.keys) + len(self.cold)
+
+    def chill(self, key: Key, generation: int) -> None:
+        """This key leaves memory: it is as it is stored."""
+        del self.keys[key]
+        self.cold[key] = generation
+
+    def install_cold(self, key: Key, generation: int, timers: Iterable[int]) -> None:
+        """A key that is stored and stays there until it is needed; its timers are known."""
+        self.cold[key] = generation
+        self.by_slot.setdefault(slot_of(key, self.slots), set()).add(key)
+        for expiry in timers:
+            heapq.heappush(self._heap, (expiry, key))
 
     def about_to_change(self, keys: Iterable[Key]) -> None:
         """Before user code gets these keys: who still wants their state as it is now, takes it."""
@@ -77,11 +130,12 @@ class KeySpace:
 
     def _remove(self, key: Key) -> KeyState | None:
         state = self.keys.pop(key, None)
-        if state is not None:
-            members = self.by_slot[state.slot]
+        if state is not None or self.cold.pop(key, None) is not None:
+            slot = state.slot if state is not None else slot_of(key, self.slots)
+            members = self.by_slot[slot]
             members.discard(key)
             if not members:
-                del self.by_slot[state.slot]
+                del self.by_slot[slot]
         return state
 
     def install(self, image: KeyImage, epoch: int) -> None:
@@ -109,10 +163,12 @@ class KeySpace:
         self.dirty.update(other.dirty)
         self.snapshots += other.snapshots
 
-    def detach(self, keys: Iterable[Key]) -> dict[Key, KeyState]:
-        """Take these keys out of processing without forgetting them: no timer of theirs fires here."""
-        taken = ((key, self._remove(key)) for key in keys)
-        return {key: state for key, state in taken if state is not None}
+    def detach(self, keys: Iterable[Key]) -> dict[Key, KeyState | None]:
+        """Take these keys out of processing without forgetting them: no timer of theirs fires here.
+
+        None: it is not in memory, and as it is stored.
+        """
+        return {key: self._remove(key) for key in keys if self.has(key)}
 
     def due(self, until_ms: int) -> list[Key]:
         """Keys with a timer up to `until_ms`, in order of their first due timer."""
@@ -120,7 +176,7 @@ class KeySpace:
         found: dict[Key, None] = {}
         while heap and heap[0][0] <= until_ms:
             expiry, key = heapq.heappop(heap)
-            state = self.keys.get(key)
+            state = self.find(key)
             if state is not None and expiry in state.timers:
                 found[key] = None
         return list(found)
@@ -141,7 +197,7 @@ class KeySpace:
 
     def members(self, slots: Iterable[int], keys: Iterable[Key]) -> list[Key]:
         """Those of these keys and slots that have state, in encoded order."""
-        found = [k for k in keys if k in self.keys]
+        found = [k for k in keys if self.has(k)]
         for slot in slots:
             found += self.by_slot.get(slot, ())
         return sorted(found)

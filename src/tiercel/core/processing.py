@@ -71,7 +71,13 @@ class Processing:
     def reset(self) -> None:
         """Forget everything in memory: the checkpoint is all there is."""
         self.routes = RoutingTable.initial(self.operator)
-        self.space = KeySpace(self.operator.slots, self._epoch_of, *self.engine.about_keys)
+        self.space = KeySpace(
+            self.operator.slots,
+            self._epoch_of,
+            *self.engine.about_keys,
+            memory_bytes_max=self.operator.memory_limit(self.settings),
+            mutant=self.settings.mutant,
+        )
         self.applied = 0
         self.flushes = 0  # of this life
         self.confirmed = 0  # flushes that are durable at the router
@@ -276,7 +282,7 @@ class Processing:
     def gauges(self) -> dict[str, float]:
         """What this life has done, and how much it holds; sizes are guessed from a few keys."""
         spaces = [self.space, *(arriving.space for arriving in self.arriving.values())]
-        keys = sum(len(space.keys) for space in spaces)
+        keys = sum(space.count for space in spaces)
         sizes = [size for space in spaces for size in space.sample_bytes()]
         return {
             "rows": self.rows,
@@ -286,6 +292,8 @@ class Processing:
             "lag": self.lag,
             "state_keys": keys,
             "state_bytes": keys * sum(sizes) / len(sizes) if sizes else 0,
+            "hot_keys": sum(len(space.keys) for space in spaces),
+            "read_back": self.space.spill.reads,
             "moves": len(self.leaving) + len(self.arriving),
         }
 

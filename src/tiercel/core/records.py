@@ -174,3 +174,9 @@ class KeyImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def size_bytes(self) -> int:
         return 64 + (len(_encode(self.values)) if self.values else 0)
+
+
+class KeyFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an instance must know of a key that stays in storage until it is needed."""
+
+    timers: tuple[int, ...] = ()

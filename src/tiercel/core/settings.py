@@ -37,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True):
     piece_keys: int = 64  # keys of a live move that flip at once; a larger one is cut into pieces
     moves_at_once_max: int = 1  # moves out of one instance that run side by side
     chunks_unacked_max: int = 16  # keeps the destination from being flooded
+    memory_bytes_max: int = 0  # of an instance's decoded state; beyond it keys are read back; 0: no limit
 
     mutant: str = ""  # name of a planted bug (mutants.py); empty: the real code
 
@@ -47,10 +48,12 @@ class Settings(msgspec.Struct, frozen=True):
             if name == "mutant" and isinstance(value, str):
                 continue
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 < value <= 1e9:
+            if name == "memory_bytes_max":
+                fits, expected = number and 0 <= value <= 1e15, "0 for no limit, or bytes, at most 1e15"
+            else:
+                fits, expected = number and 0 < value <= 1e9, "a number above 0 and at most 1e9"
+            if not fits:
                 raise InvalidRequest(
-                    f"setting {name} = {value!r}",
-                    "expected a number above 0 and at most 1e9",
-                    "see tiercel.core.settings",
+                    f"setting {name} = {value!r}", f"expected {expected}", "see tiercel.core.settings"
                 )
         return self

@@ -53,7 +53,7 @@ class Digests:
         self.found: dict[Key, int] = {}
         pending: dict[Key, KeyState] = {}
         for key in sorted(keys):
-            state = space.keys.get(key)
+            state = space.find(key)
             if state is None:
                 self.found[key] = 0  # it has no state
             else:

@@ -22,6 +22,7 @@ from tiercel.core.snapshots import Digests
 from tiercel.core.step import Step
 
 if TYPE_CHECKING:
+    from tiercel.core.keyspace import KeySpace
     from tiercel.core.processing import Processing
 
 
@@ -58,7 +59,7 @@ class SourceMove:
         self.captured_at: dict[Key, int] = {}
         self.size_bytes = 0
         self.digests: Digests | None = None  # as of Compare
-        self.retained: dict[Key, KeyState] = {}  # out of processing, kept until told to forget
+        self.retained: dict[Key, KeyState | None] = {}  # out of processing, kept until told to forget
         self.touched: set[Key] = set()  # processed since captured: what the digests compare
 
     def has(self, key: Key) -> bool:
@@ -73,10 +74,10 @@ class SourceMove:
         found = space.members(self.keys.slots, self.keys.keys)
         if self.epochs is None:
             return found
-        keys, slots, states = self.epochs.keys, self.epochs.slots, space.keys
-        old = [keys.get(k) or slots.get(states[k].slot) for k in found]
+        routes = self.epochs
+        old = [routes.keys.get(k) or routes.slots.get(slot_of(k, space.slots)) for k in found]
         return [
-            k for k, route in zip(found, old, strict=True) if route is None or states[k].epoch <= route.epoch
+            k for k, route in zip(found, old, strict=True) if route is None or _epoch(space, k) <= route.epoch
         ]
 
     # -- live: capture while everything goes on ----------------------------------------------
@@ -125,7 +126,7 @@ class SourceMove:
         elif instance.settings.mutant == "capture-offset-too-high":
             at += 1
         self.captured_at[key] = at
-        state = instance.space.keys.get(key)
+        state = instance.space.peek(key)
         if state is None:
             return KeyImage(key, 0, at, None, (), instance.time_ms, instance.watermark_ms)
         image = state.image(key, at, instance.time_ms, instance.watermark_ms)
@@ -233,3 +234,8 @@ class SourceMove:
     def skips(self, offset: int) -> bool:
         """Whether rows of these keys at this offset belong to the destination."""
         return self.cut is not None and self.cut < offset <= self.flip_offset
+
+
+def _epoch(space: KeySpace, key: Key) -> int:
+    state = space.peek(key)
+    return 0 if state is None else state.epoch

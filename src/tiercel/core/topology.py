@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tiercel.core.faults import InvalidRequest
+from tiercel.core.settings import Settings
 
 ON_ERROR = ("dead-letter", "fail", "retry")
 
@@ -37,6 +38,11 @@ class Operator(msgspec.Struct, frozen=True):
     time_mode: str = "none"  # none | processingTime | eventTime
     on_error: str = "dead-letter"  # dead-letter | fail | retry: what becomes of a call that raised
     retries: int = 0  # with retry: how often it is made again at once; then it is a dead letter
+    memory_bytes_max: int = 0  # of each instance's decoded state; 0: as the settings say
+
+    def memory_limit(self, settings: Settings) -> int:
+        """Bytes of decoded state that an instance may keep in memory; 0: all it has."""
+        return self.memory_bytes_max or settings.memory_bytes_max
 
 
 class Topology(msgspec.Struct, frozen=True):
@@ -63,6 +69,9 @@ class Topology(msgspec.Struct, frozen=True):
                 raise InvalidRequest(
                     f"operator {operator.name}: {operator.retries} retries", "expected 0 or more"
                 )
+            if operator.memory_bytes_max < 0:
+                what = f"operator {operator.name}: memory_bytes_max {operator.memory_bytes_max}"
+                raise InvalidRequest(what, "expected 0 (as the settings say) or bytes")
         return self
 
     def consumers(self, stream: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, assert_never
+from typing import Protocol, assert_never
 
 from tiercel.core.effects import (
     Effect,
@@ -37,7 +37,6 @@ from tiercel.core.effects import (
     Retire,
     Send,
     SetTimer,
-    StorageKey,
     Write,
 )
 from tiercel.core.events import (
@@ -338,7 +337,7 @@ class Host:
                     found = self._needed_store().read_log(effect.inbox, effect.after, effect.limit)
                     self.take(LogRead(effect.inbox, effect.reader, found))
                 case LoadCheckpoint():
-                    self.take(CheckpointLoaded(self._items()))
+                    self.take(self._loaded(effect.values))
                 case Note():
                     self.story.append(effect.text)
                     log.info("%s: %s", self.name, effect.text)
@@ -375,11 +374,11 @@ class Host:
             raise MissingStore(self.name)
         return self._store
 
-    def _items(self) -> dict[StorageKey, Any]:
+    def _loaded(self, values: bool) -> CheckpointLoaded:
         """This place is ours alone: the store's lock keeps a predecessor out."""
         store = self._needed_store()
         store.commit()
-        return store.items()
+        return CheckpointLoaded(store.items(values=values), store)
 
     def _set_timer(self, name: str, at_ms: float) -> None:
         planned = self._timers.pop(name, None)

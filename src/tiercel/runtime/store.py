@@ -28,7 +28,8 @@ from tiercel.core.departures import DepartureRecord
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.messages import LaneFrame, ShadowNotice
 from tiercel.core.readers import Pause, Reader
-from tiercel.core.records import Entry, KeyImage, Position, Route, TableUpdate
+from tiercel.core.records import Entry, KeyFacts, KeyImage, Position, Route, TableUpdate
+from tiercel.errors import UserError
 from tiercel.runtime.packed import decode_stream_entry, encoder
 from tiercel.runtime.pieces import Pair
 
@@ -70,10 +71,13 @@ TABLES: Final[dict[str, Any]] = {
 
 LIFE: Final = b"\x00life"  # sorts before every table, and is none: counts the starts at this place
 BATCHES: Final = b"\x00batches"  # same: counts the batches that were handed over for a backup
+FORMAT_KEY: Final = b"\x00format"  # same: how everything here is written
+FORMAT: Final = 1  # grows when an older version could not read what a newer one has written
 NO_TABLE: Final = b"\x00"  # what begins like this is about the store itself
 OPEN_TRIES = 5  # a writer may remove a file between our look at the directory and our opening it
 LOCK_WAIT_S = 4.0  # a predecessor that Spark has cancelled may hold the lock for two seconds
 WRITE_BUFFER_BYTES = 64 * 1024 * 1024  # entries are often trimmed before they leave it for a file
+WRITE_BUFFER_BYTES_MIN = 4 * 1024 * 1024
 WAL_BYTES_MAX = 256 * 1024 * 1024  # what a restart reads again at most
 
 _BYTES, _INT, _STR = 1, 2, 3
@@ -81,6 +85,20 @@ _SIGN = 1 << 63  # added to an int, so that negative ones sort first
 
 _encode = encoder.encode
 _decoders = {table: msgspec.msgpack.Decoder(kind) for table, kind in TABLES.items()}
+
+
+class _StoredTimers(msgspec.Struct, array_like=True):
+    """A `KeyImage` of which only the timers are decoded."""
+
+    key: msgspec.Raw
+    epoch: int
+    at: int
+    values: msgspec.Raw
+    timers: tuple[int, ...] = ()
+
+
+NO_TIMERS: Final = KeyFacts()
+_decode_timers = msgspec.msgpack.Decoder(_StoredTimers).decode
 
 
 class StorageBusy(Exception):
@@ -153,14 +171,17 @@ class Store:
         durability: Durability,
         tables: Mapping[str, Any] | None = None,
         next_life: Callable[[int], int] = lambda last: last + 1,
+        memory_bytes_max: int = 0,
     ) -> None:
         self.durability = durability
+        self._directory = directory
         self._decoders = (
             _decoders
             if tables is None
             else {table: msgspec.msgpack.Decoder(kind) for table, kind in tables.items()}
         )
-        self._db = _open(directory)
+        self._db = _checked(_open(directory, _write_buffer_bytes(memory_bytes_max)), directory)
+        self._db.put(FORMAT_KEY, FORMAT.to_bytes(8))
         self.last_life, self.batches = _numbers(self._db)
         self.life = next_life(self.last_life)
         self._db.put(LIFE, self.life.to_bytes(8))
@@ -219,15 +240,32 @@ class Store:
         """Blocks until the disk has everything that was committed before. For a thread."""
         self._db.flush_wal(True)
 
-    def items(self) -> dict[StorageKey, Any]:
-        """Everything, for recovery. Entries of inboxes and output logs are left out: readers ask for them."""
-        inbox = encode_key(("inbox",))
+    def items(self, *, values: bool = True) -> dict[StorageKey, Any]:
+        """Everything, for recovery. Entries of inboxes and output logs are left out: readers ask for them.
+
+        Without `values`, of an instance's own keys only `KeyFacts`: it reads the others when it needs them.
+        """
+        inbox, state = encode_key(("inbox",)), encode_key(("state",))
         found: dict[StorageKey, Any] = {}
         for data, value in self._scan(None):
-            if not data.startswith((NO_TABLE, inbox)):
-                key = decode_key(data)
+            if data.startswith((NO_TABLE, inbox)):
+                continue
+            key = decode_key(data)
+            if values or not data.startswith(state):
                 found[key] = self._decoders[key[0]].decode(value)
+            else:
+                timers = _decode_timers(value).timers
+                found[key] = KeyFacts(timers) if timers else NO_TIMERS
         return found
+
+    def read(self, place: StorageKey) -> tuple[KeyImage, int]:
+        """A version of a key that is stored, and its bytes."""
+        data = self._db.get(encode_key(place))
+        if data is None:
+            reason = f"{place!r} is in the checkpoint, but not in {self._directory}"
+            raise KeyError(reason)
+        image: KeyImage = _decoders["state"].decode(data)
+        return image, len(data)
 
     def read_log(self, inbox: str, after: int, limit: int) -> list[Entry]:
         """Entries of an inbox above `after`, at most `limit`, durable or not.
@@ -262,7 +300,7 @@ class StoreView:
     """A process's storage as it is now: what its writer has committed, without disturbing the writer."""
 
     def __init__(self, directory: Path) -> None:
-        self._db = _open_read_only(directory)
+        self._db = _checked(_open_read_only(directory), directory)
 
     def get(self, key: StorageKey) -> Any:
         found = self._db.get(encode_key(key))
@@ -311,6 +349,23 @@ def fill(directory: Path, parts: Iterable[Iterable[Pair]], numbers: Callable[[],
         db.close()
 
 
+def _checked(db: Rdict, directory: Path) -> Rdict:
+    """Refuse what another version has written in another way. The first format did not say which it is."""
+    found = int.from_bytes(db.get(FORMAT_KEY) or FORMAT.to_bytes(8))
+    if found != FORMAT:
+        db.close()  # as it was found
+        what = f"{directory} is stored in format {found}"
+        raise UserError(what, expected=f"format {FORMAT}", hint="use the version that wrote it")
+    return db
+
+
+def _write_buffer_bytes(memory_bytes_max: int) -> int:
+    """Who may keep little in memory does not keep much more in buffers: RocksDB has two or three of them."""
+    if not memory_bytes_max:
+        return WRITE_BUFFER_BYTES
+    return min(WRITE_BUFFER_BYTES, max(WRITE_BUFFER_BYTES_MIN, memory_bytes_max // 8))
+
+
 def _numbers(db: Rdict) -> tuple[int, int]:
     return int.from_bytes(db.get(LIFE) or b""), int.from_bytes(db.get(BATCHES) or b"")
 
@@ -335,11 +390,11 @@ def _open_read_only(directory: Path) -> Rdict:
     raise AssertionError(directory)
 
 
-def _open(directory: Path) -> Rdict:
+def _open(directory: Path, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> Rdict:
     directory.parent.mkdir(parents=True, exist_ok=True)
     options = Options(raw_mode=True)
     options.create_if_missing(True)
-    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_write_buffer_size(write_buffer_bytes)
     options.set_max_total_wal_size(WAL_BYTES_MAX)
     give_up = time.monotonic() + LOCK_WAIT_S
     while True:

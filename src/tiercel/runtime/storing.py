@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from tiercel.core.topology import operator_of
 from tiercel.runtime.backups import ProcessBackup
 from tiercel.runtime.locations import Location
 from tiercel.runtime.pieces import Header, Pair
@@ -51,13 +52,16 @@ def open_storage(
 ) -> Storage:
     """The storage of a process, restored first if that is necessary."""
     plan = manifest.backup
+    limit = (
+        manifest.topology.operator(operator_of(process)).memory_limit(manifest.settings) if is_instance else 0
+    )
     if plan is None:
-        return Storage(Store(directory, manifest.durability, tables), None)
+        return Storage(Store(directory, manifest.durability, tables, memory_bytes_max=limit), None)
     backup = ProcessBackup(Location(plan.location), manifest.id, process)
     head = backup.head()
     if head is not None and not is_newest(directory, backup, head):
         restore(backup, directory)
-    store = Store(directory, manifest.durability, tables, backup.claim)
+    store = Store(directory, manifest.durability, tables, backup.claim, limit)
     shipper = Shipper(store, backup, plan, head)
     return Storage(store, Safekeeping(shipper, safe_first=is_instance or plan.strict))
 

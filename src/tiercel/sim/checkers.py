@@ -212,7 +212,9 @@ def _states(deployment: Deployment, operator: Operator, histories: dict[Key, Key
         if isinstance(machine, Instance) and machine.operator.name == operator.name:
             spaces = [machine.space, *(a.space for a in machine.arriving.values() if a.adopt is not None)]
             for space in spaces:
-                for key, state in space.keys.items():
+                for key in [*space.keys, *space.cold]:
+                    state = space.peek(key)
+                    assert state is not None
                     holders.setdefault(key, []).append(name)
                     history = histories.get(key)
                     wanted = history.state if history is not None else None

@@ -142,6 +142,12 @@ class Disk:
         self._check_looks(found)
         return found
 
+    def read(self, key: StorageKey) -> Any:
+        """What is stored there, durable or not."""
+        value = self._visible[key]
+        self._check_looks([value])
+        return value
+
     def items(self) -> dict[StorageKey, Any]:
         """Copy all that can be read now, durable or not."""
         self._check_looks(self._visible.values())

@@ -26,6 +26,7 @@ ROAMING = {"journeys": (4,), "lane_frames_max": 1, "sites_min": 3, "sites_max": 
 FLIPS = {"faults": ("crash", "step"), "sites_min": 2, "strategies": ("pause",), "timed": 0.0, "turns": 0.0}
 SLICED = {"faults": ("crash", "step"), "capture_pause_ms": 30.0}
 CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
+SPILLED = {"little_memory": 1.0, "timed": 0.0, "turns": 0.0}
 LATE = {"kinds": ("windows",), "sites_min": 2, "timed": 1.0}
 
 
@@ -55,6 +56,12 @@ MUTANTS: dict[str, Mutant] = {
     "unfinished-checkpoint-counts": Mutant(
         "R3", "what was written of a checkpoint that a crash cut short is taken for state", SLICED
     ),
+    "spills-dirty-keys": Mutant("R3", "keys leave memory before a checkpoint has what has changed", SPILLED),
+    "spills-older-version": Mutant(
+        "R3",
+        "keys leave memory before a checkpoint under way has written them: an older version comes back",
+        {**SPILLED, "capture_pause_ms": 30.0},
+    ),
     "rollback-skipped": Mutant("R6", "a reader that is ahead of its log goes on as if it were not"),
     "output-marks-forgotten": Mutant("R8", "a restarted router admits outputs that it has admitted before"),
     "move-marks-ignored": Mutant("R8", "outputs of keys on the move are admitted twice"),
@@ -64,7 +71,7 @@ MUTANTS: dict[str, Mutant] = {
     "entries-merged": Mutant("R12", "a replay makes other calls than the first run did"),
     "attributes-survive": Mutant("R13", "a processor remembers things that a replay does not have"),
     "digests-not-compared": Mutant("R13", "a destination that differs from its source takes over"),
-    "stale-moved-believed": Mutant("R14", "old news about an owner replaces newer"),
+    "stale-moved-believed": Mutant("R14", "old news about an owner replaces newer", {"little_memory": 0.0}),
     "epoch-not-compared": Mutant("R15", "a slot's news sweeps overrides that are newer than it"),
     "clock-not-carried": Mutant("R17", "a moved key's clock and watermark run backwards", CLOCKS),
     "watermark-overtakes": Mutant("R17", "a watermark is promised while rows below it are under way"),

@@ -31,6 +31,7 @@ from tiercel.core.effects import (
     Write,
 )
 from tiercel.core.events import CheckpointLoaded, Durable, Event, LogRead, TimerFired
+from tiercel.core.records import KeyFacts, KeyImage
 from tiercel.sim.disk import Disk
 from tiercel.sim.network import Network
 from tiercel.sim.world import World
@@ -173,7 +174,10 @@ class Life:
                 case LoadCheckpoint():
                     if not self.zombie:
                         self._process.take_over_newest()
-                    loaded = CheckpointLoaded(self.disk.copy_durable())
+                    items = self.disk.copy_durable()
+                    if not effect.values:
+                        items = {k: KeyFacts(v.timers) if k[0] == "state" else v for k, v in items.items()}
+                    loaded = CheckpointLoaded(items, LifeShelf(self))
                     world.call_after(self.disk.read_ms, self.take, loaded)
                 case Note():
                     world.trace("note", self._process.name, effect.text)
@@ -228,6 +232,20 @@ class Life:
 
     def __str__(self) -> str:
         return f"{self._process.name}#{self.incarnation}{' (zombie)' if self.zombie else ''}"
+
+
+class LifeShelf:
+    """What a life reads back: from its own disk, also when it has become a zombie."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+
+    def read(self, place: StorageKey) -> tuple[KeyImage, int]:
+        image: KeyImage = self._life.disk.read(place)
+        return image, image.size_bytes
+
+    def __repr__(self) -> str:
+        return f"LifeShelf({self._life})"
 
 
 def _ignore_exit(process: Process, reason: str) -> None:

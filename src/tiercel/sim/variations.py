@@ -1,7 +1,7 @@
 """What a drawn scenario has beside it, each from draws of its own: so the seeds of old stay what they were.
 
 Responsible for: streams that make their own watermark, with late rows and silences; routers that take
-    several events at once, and die within.
+    several events at once, and die within; instances that cannot keep all their keys in memory.
 Not responsible for: sites, operators, moves, the other faults (scenario.py).
 """
 
@@ -19,7 +19,7 @@ replace = msgspec.structs.replace
 
 def vary(scenario: Scenario, options: Options) -> Scenario:
     """The scenario with its variations, if its seed has some."""
-    return _turns(_own_watermarks(scenario, options), options)
+    return _little_memory(_turns(_own_watermarks(scenario, options), options), options)
 
 
 def _own_watermarks(scenario: Scenario, options: Options) -> Scenario:
@@ -83,3 +83,12 @@ def _turns(scenario: Scenario, options: Options) -> Scenario:
         turn_ms={site: rng.choice((0.3, 1.5, 5.0)) for site in sites},
         actions=sorted([*scenario.actions, *actions], key=lambda action: action.at_ms),
     )
+
+
+def _little_memory(scenario: Scenario, options: Options) -> Scenario:
+    """Room for no key at all between two checkpoints, for one, or for a few."""
+    rng = random.Random(f"memory {scenario.seed}")
+    if rng.random() >= options.little_memory:
+        return scenario
+    limit = rng.choice((1, 1_000, 3_000))
+    return replace(scenario, settings=replace(scenario.settings, memory_bytes_max=limit))

@@ -48,6 +48,7 @@ _FOLD_OPTIONS = frozenset(
         "output_key",
         "output_event_time",
         "on_error",
+        "memory_bytes_max",
         "retries",
         "deterministic",
         "slots",
@@ -178,10 +179,12 @@ class LiveStream:
         deterministic: bool = True,
         slots: int = 4096,
         pandas: bool = False,
+        memory_bytes_max: int = 0,
     ) -> LiveStream:
         """An operator with keyed state: an unmodified PySpark StatefulProcessor. Returns its output.
 
-        `output_mode` is accepted as PySpark has it: every output row is passed on as it is made.
+        `output_mode` is accepted as PySpark has it: every output row is passed on as it is made. With
+        `memory_bytes_max` each instance keeps about so much state decoded, and reads the rest when needed.
         """
         live, graph = self._live, self._live.graph
         live.check_declaring()
@@ -191,6 +194,7 @@ class LiveStream:
         check_choice("on_error", on_error, ON_ERROR)
         check_whole("slots", slots, 1)
         check_whole("retries", retries, 0)
+        check_whole("memory_bytes_max", memory_bytes_max, 0)
         if time_mode == "eventTime":
             for stream, plan in self._inputs:
                 if not plan.columns.event_time:
@@ -229,6 +233,7 @@ class LiveStream:
             time_mode,
             on_error,
             retries,
+            memory_bytes_max,
         )
         plan_ = OperatorPlan(
             processor, tuple(p for _, p in inputs), self.columns.schema, columns, time_mode, pandas
@@ -256,7 +261,8 @@ class LiveStream:
         `initial` is the state of a key that has none, a tuple with the columns of `state_schema`. Emitted is
         a tuple with the columns of `output_schema`, a list of them, or None. Several times lighter than a
         processor, and without timers, time to live and state of several variables. Further options:
-        `instances`, `output_key`, `output_event_time`, `on_error`, `retries`, `deterministic`, `slots`.
+        `instances`, `output_key`, `output_event_time`, `on_error`, `retries`, `deterministic`, `slots`,
+        `memory_bytes_max`.
         """
         unknown = sorted(set(options) - _FOLD_OPTIONS)
         if unknown:

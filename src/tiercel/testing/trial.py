@@ -163,7 +163,8 @@ class Trial:
 
     def known_keys(self) -> list[tuple[Any, ...]]:
         """Every key that has state or timers."""
-        found = {key for name in INSTANCES for key in self.stage.instance(name).space.keys}
+        spaces = [self.stage.instance(name).space for name in INSTANCES]
+        found = {key for space in spaces for key in (*space.keys, *space.cold)}
         return [self.columns.key_values(key) for key in sorted(found)]
 
     # -- in the core's terms -----------------------------------------------------------------
@@ -173,7 +174,7 @@ class Trial:
 
     def _state(self, key: Any) -> KeyState | None:
         wanted = self._key(key)
-        return self.stage.instance(self.stage.owner(wanted)).space.keys.get(wanted)
+        return self.stage.instance(self.stage.owner(wanted)).space.peek(wanted)
 
     def _logged(self, stream: str, key: Any) -> list[Output]:
         found = self.stage.logged(stream)

@@ -1,0 +1,212 @@
+"""One contract for keyed state, wherever it lies: in memory, in RocksDB, and when memory is too small for it.
+
+The same rows, times, checkpoints, crashes and moves go to four arrangements of the same deployment. Outputs
+and state of every key must be equal in all of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from rocksdict import AccessType, Options, Rdict
+
+from playing import Stage, key_in, topology
+from tiercel.core.effects import Write
+from tiercel.core.events import CheckpointLoaded, TimerFired
+from tiercel.core.records import KeySet
+from tiercel.core.settings import Settings
+from tiercel.errors import UserError
+from tiercel.runtime.store import FORMAT, FORMAT_KEY, LIFE, Store, StoreView
+
+SITE, INSTANCES = "a", ("op@a#0", "op@a#1")
+KEYS = [key_in(slot, number) for slot in range(4) for number in range(3)]
+SETTLED_MS = 5_000.0  # a move that waits for nothing has ended by then
+ROOM_FOR_ONE = 1_000
+
+
+class Arrangement(Stage):
+    """A router and two instances; what these store lies in a dict, or in RocksDB if there is a directory."""
+
+    def __init__(self, kind: str, directory: Path | None, memory_bytes_max: int) -> None:
+        facts = topology([SITE], kind, instances=INSTANCES)
+        limits = Settings(slice_keys=2, chunk_keys_max=2, memory_bytes_max=memory_bytes_max)
+        super().__init__(facts, limits, kind)
+        self._directory = directory
+        self._stores: dict[str, Store] = {}
+        self._moves = 0
+        self.start()
+
+    # -- where it lies -----------------------------------------------------------------------
+
+    def _make(self, name: str) -> Any:
+        if self._directory is not None and name in INSTANCES:
+            if name in self._stores:
+                self._stores[name].close()
+            self._stores[name] = Store(self._directory / name, "os")
+        return super()._make(name)
+
+    def write(self, name: str, effect: Write) -> None:
+        if name in self._stores:
+            self._stores[name].add(effect)
+            self._stores[name].commit()
+        else:
+            super().write(name, effect)
+
+    def loaded(self, name: str, values: bool) -> CheckpointLoaded:
+        store = self._stores.get(name)
+        return (
+            super().loaded(name, values)
+            if store is None
+            else CheckpointLoaded(store.items(values=values), store)
+        )
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    # -- what is done ------------------------------------------------------------------------
+
+    def fire(self, instance: str, timer: str) -> None:
+        if self.timers.pop((instance, timer), None) is not None:
+            self.give(instance, TimerFired(timer))
+
+    def move_away(self, key: bytes, whole_slot: bool, strategy: str) -> None:
+        table = self.machines[SITE].inboxes["op"].table
+        source = table.route(key).instance
+        destination = next(other for other in INSTANCES if other != source)
+        slot = KEYS.index(key) // 3
+        of_slot = KeySet(slots=frozenset({slot}))
+        if whole_slot and table.slots[slot].instance != source:
+            return  # the key goes its own way
+        self._moves += 1
+        keys = of_slot if whole_slot else KeySet(keys=frozenset({key}))
+        self.move(keys, source, destination, strategy, f"m{self._moves}")
+
+    # -- what is seen ------------------------------------------------------------------------
+
+    def emitted(self) -> dict[bytes, list[Any]]:
+        found: dict[bytes, list[Any]] = {}
+        for output in self.outputs():
+            found.setdefault(output.key, []).append(output.row)
+        return found
+
+    def states(self) -> dict[bytes, Any]:
+        found = {}
+        table = self.machines[SITE].inboxes["op"].table
+        for key in KEYS:
+            owner = self.machines[table.route(key).instance]
+            spaces = [owner.space, *(a.space for a in owner.arriving.values())]
+            state = next((s for s in (space.peek(key) for space in spaces) if s is not None), None)
+            if state is not None:
+                found[key] = (state.image(key, 0, 0, 0).values, sorted(state.timers))
+        return found
+
+    @property
+    def cold(self) -> int:
+        return sum(len(self.machines[name].space.cold) for name in INSTANCES if name in self.machines)
+
+
+class Contract(RuleBasedStateMachine):
+    """The same for all arrangements; the first is the oracle: all of it in memory, nothing to decode."""
+
+    rows = st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 3)), min_size=1, max_size=8)
+    one = st.sampled_from(INSTANCES)
+
+    @initialize(kind=st.sampled_from(["sessions", "listing", "forgetful", "chained"]))
+    def begin(self, kind: str) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="tiercel-"))
+        self.arrangements = [
+            Arrangement(kind, None, 0),
+            Arrangement(kind, None, ROOM_FOR_ONE),
+            Arrangement(kind, self.directory / "all", 0),
+            Arrangement(kind, self.directory / "some", 1),
+        ]
+
+    @rule(rows=rows)
+    def tuples(self, rows: list[tuple[bytes, int]]) -> None:
+        for arrangement in self.arrangements:
+            arrangement.produce(SITE, *((key, 0, ("row", n)) for key, n in rows))
+
+    @rule(ms=st.sampled_from([1, 30, 100, 250]))
+    def time_goes_by(self, ms: int) -> None:
+        """Timers fire, times to live end, checkpoints come when they are due."""
+        for arrangement in self.arrangements:
+            arrangement.pass_ms(ms)
+
+    @rule(instance=one, slices=st.sampled_from([0, 1, 3, 50]))
+    def checkpoint(self, instance: str, slices: int) -> None:
+        """Perhaps not to its end; what it lets go leaves memory, where that is limited."""
+        for arrangement in self.arrangements:
+            arrangement.fire(instance, "checkpoint")
+            for _ in range(slices):
+                arrangement.fire(instance, "slice")
+
+    @rule(instances=st.sampled_from([INSTANCES[:1], INSTANCES[1:], INSTANCES]))
+    def crash(self, instances: tuple[str, ...]) -> None:
+        for arrangement in self.arrangements:
+            for name in instances:
+                arrangement.restart(name)
+
+    @rule(key=st.sampled_from(KEYS), whole_slot=st.booleans(), strategy=st.sampled_from(["live", "pause"]))
+    def move(self, key: bytes, whole_slot: bool, strategy: str) -> None:
+        """Begins; it goes on while other things happen."""
+        for arrangement in self.arrangements:
+            arrangement.move_away(key, whole_slot, strategy)
+
+    @rule()
+    def compare(self) -> None:
+        for arrangement in self.arrangements:
+            arrangement.pass_ms(SETTLED_MS)
+        oracle, *others = self.arrangements
+        assert oracle.cold == 0
+        wanted = (oracle.emitted(), oracle.states())
+        for other in others:
+            assert (other.emitted(), other.states()) == wanted
+
+    def teardown(self) -> None:
+        self.compare()
+        for arrangement in self.arrangements:
+            arrangement.close()
+        shutil.rmtree(self.directory)
+
+
+TestContract = Contract.TestCase
+TestContract.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.parametrize("in_rocksdb", [False, True])
+def test_keys_beyond_the_limit_leave_memory_and_come_back(in_rocksdb: bool, tmp_path: Path) -> None:
+    stage = Arrangement("listing", tmp_path if in_rocksdb else None, ROOM_FOR_ONE)
+    for n in range(3):
+        stage.produce(SITE, *((key, 0, ("row", n)) for key in KEYS))
+        stage.pass_ms(2_000)
+        assert len(KEYS) - 4 <= stage.cold <= len(KEYS)
+    before = stage.states()
+    stage.restart(INSTANCES[0])
+    stage.restart(INSTANCES[1])
+    assert stage.cold == len(KEYS), "a new life reads no value before it needs it"
+    assert stage.states() == before
+    stage.close()
+
+
+def test_a_store_of_another_format_is_refused_by_name_and_left_alone(tmp_path: Path) -> None:
+    Store(tmp_path / "here", "os").close()
+    written = Store(tmp_path / "here", "os")
+    written._db.put(FORMAT_KEY, (FORMAT + 1).to_bytes(8))
+    lives = written.life
+    written.close()
+    for open_it in (lambda: Store(tmp_path / "here", "os"), lambda: StoreView(tmp_path / "here")):
+        with pytest.raises(UserError) as refusal:
+            open_it()
+        assert f"is stored in format {FORMAT + 1}" in refusal.value.what
+        assert refusal.value.expected == f"format {FORMAT}"
+    db = Rdict(str(tmp_path / "here"), Options(raw_mode=True), access_type=AccessType.read_only())
+    assert int.from_bytes(db.get(LIFE)) == lives, "nobody who was refused has written there"
+    db.close()
