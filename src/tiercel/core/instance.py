@@ -212,6 +212,7 @@ class Instance(Processing):
             self.reset()
             self.flushes = flushes
             self.phase = Phase.LOADING
+            self._own = None
             step.effects.append(LoadCheckpoint())
 
     def _on_loaded(self, step: Step, items: dict[StorageKey, Any]) -> None:
@@ -220,7 +221,15 @@ class Instance(Processing):
         if self._reply.fresh:
             self.checkpointer.discard(items)
             items = {}
+        inherited = self._reply.inherited
+        if inherited is not None and ("cursor",) not in items and self._own is None:
+            self._own = items  # of a first checkpoint that was never finished
+            step.effects.append(LoadCheckpoint(inherited))
+            return
         load(self, items, self._reply.start, self._reply.start_watermark_ms)
+        if self._own is not None:
+            self.checkpointer.inherited(self._own)
+            self._own = None
         self.loaded = True
         self._resume(step)
         self.checkpointer.arm(step)

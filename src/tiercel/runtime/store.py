@@ -28,7 +28,7 @@ from tiercel.core.departures import DepartureRecord
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.messages import LaneFrame, ShadowNotice
 from tiercel.core.readers import Pause, Reader
-from tiercel.core.records import Entry, KeyImage, Position, Route, TableUpdate
+from tiercel.core.records import Entry, Inheritance, KeyImage, Position, Route, TableUpdate
 from tiercel.runtime.packed import decode_stream_entry, encoder
 from tiercel.runtime.pieces import Pair
 
@@ -45,6 +45,7 @@ TABLES: Final[dict[str, Any]] = {
     "count": int,
     "reader": Reader,
     "retired": bool,
+    "heir": Inheritance,
     "emitted": int,
     "pause": Pause,
     "producer": int,
