@@ -152,7 +152,7 @@ class Tiercel(System):
         super().__init__(setup)
         self.wait_ready()
         self._place = Place(setup.place / "storage")
-        stream = next(n for n, facts in self._place.manifest().streams.items() if facts.written_by)
+        stream = self._place.manifest().topology.operators[OPERATOR].output
         self._producer = RowProducer(self._place, INPUT, name="recover")
         self._subscriber = RowSubscriber(self._place, stream, after=0)
         self._ending = False

@@ -9,13 +9,16 @@ Not responsible for: starting the heirs (control/), reading the dead one's check
     heir B2: slots 6-11   the same of those, at the same time
 
 Nothing is asked of A. Its life and all later ones are retired in the step that makes the heirs; what it had
-admitted is admitted, and its heirs begin at that mark. An heir stays one until a checkpoint of its own
-covers the entry `Inherited`; until then it reads A's checkpoint again after a crash, and A is kept out.
+admitted is admitted, and its heirs begin at that mark. Until an heir has a checkpoint of its own
+it reads A's again after a crash; it stays an heir until its checkpoint covers the entry `Inherited`, and
+A is kept out for so long.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tiercel.core import messages as m
 from tiercel.core.effects import StorageKey
@@ -30,18 +33,21 @@ from tiercel.core.topology import operator_of, site_of
 if TYPE_CHECKING:
     from tiercel.core.movedesk import MoveDesk
 
-ENDED_WELL = ("done", "")
-
 
 def succeed(router: MoveDesk, step: Step, sender: str, request: m.Succession) -> None:
-    """Give all that an instance owns to its heirs; asked again, say so again."""
+    """Give all that an instance owns to its heirs.
+
+    The answer is stored, a refusal too: the same request is sent again until it is answered, and must not
+    be carried out after whoever asked was told that it is not.
+    """
     if request.recovery not in router.ended:
         try:
-            inbox = _check(router, request)
+            _give(router, step, _check(router, request), request)
+            ended = ("done", "")
         except InvalidRequest as refusal:
-            step.send(sender, m.MoveStatus(request.recovery, "refused", str(refusal)))
-            return
-        _give(router, step, inbox, request)
+            ended = ("refused", str(refusal))
+        router.ended[request.recovery] = ended
+        step.put(("ended", request.recovery), ended)
     step.send_durable(sender, m.MoveStatus(request.recovery, *router.ended[request.recovery]))
 
 
@@ -97,8 +103,6 @@ def _give(router: MoveDesk, step: Step, inbox: Inbox, request: m.Succession) -> 
         if dead in inbox.emitted and router.mutant != "heirs-emit-again":
             inbox.emitted[heir] = inbox.emitted[dead]
             step.put(("emitted", name, heir), inbox.emitted[heir])
-    router.ended[request.recovery] = ENDED_WELL
-    step.put(("ended", request.recovery), ENDED_WELL)
     step.note(f"{request.recovery}: {', '.join(shares)} take over from {dead}")
 
 
@@ -121,9 +125,13 @@ def divided(table: RoutingTable, instance: str, heirs: tuple[str, ...]) -> dict[
 
 
 def covered(router: MoveDesk, step: Step, inbox: Inbox, instance: str, applied: int) -> None:
-    """An heir's own checkpoint holds all that it inherited: it is an instance like any other."""
+    """An heir has a checkpoint of its own; once that holds all it inherited, it is one like any other."""
     inherited = inbox.heirs.get(instance)
-    if inherited is None or applied < inherited.through:
+    if inherited is None:
+        return
+    if applied < inherited.through:
+        inbox.heirs[instance] = msgspec.structs.replace(inherited, fresh=False)
+        step.put(("heir", inbox.name, instance), inbox.heirs[instance])
         return
     del inbox.heirs[instance]
     step.delete(("heir", inbox.name, instance))

@@ -222,8 +222,8 @@ class Instance(Processing):
             self.checkpointer.discard(items)
             items = {}
         inherited = self._reply.inherited
-        if inherited is not None and ("cursor",) not in items and self._own is None:
-            self._own = items  # of a first checkpoint that was never finished
+        if inherited is not None and inherited.fresh and self._own is None:
+            self._own = items  # of a checkpoint that was never finished, or of a time before it was retired
             step.effects.append(LoadCheckpoint(inherited))
             return
         load(self, items, self._reply.start, self._reply.start_watermark_ms)

@@ -142,6 +142,7 @@ class Inheritance(msgspec.Struct, frozen=True):
     of: str
     keys: KeySet  # slots, and single keys that lived with it
     through: int  # up to this offset, rows of these keys are in the parts of the dead one
+    fresh: bool = True  # the heir has no checkpoint with them yet: whatever it has stored is of an older time
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):

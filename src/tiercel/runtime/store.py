@@ -136,6 +136,11 @@ def decode_key(data: bytes) -> StorageKey:
     return tuple(elements)
 
 
+def decode_value(key: StorageKey, value: bytes) -> Any:
+    """What stands under a key, by the table that it is in."""
+    return _decoders[str(key[0])].decode(value)
+
+
 # -- the store --------------------------------------------------------------------------------
 
 

@@ -145,7 +145,7 @@ class Deployment:
         if instance not in self.processes:
             self._add_instance(instance)
         if not self.processes[instance].up:
-            self.processes[instance].restart_after(30.0)
+            self.processes[instance].launch_after(30.0)
 
     def _retire(self, instance: str) -> None:
         self.retired.add(instance)

@@ -367,6 +367,11 @@ class Process:
         """Start after that time, unless something else has started it by then or it was stopped."""
         self.world.call_after(delay_ms, self._start_if_down)
 
+    def launch_after(self, delay_ms: float) -> None:
+        """Start after that time, also if it was stopped: somebody wants it again."""
+        self._stopped = False
+        self.restart_after(delay_ms)
+
     def fork_zombie(self, for_ms: float) -> None:
         """Start a successor while the old machine lives on for a time, believing it is the one.
 
