@@ -1,4 +1,4 @@
-"""`tiercel bench`: throughput, latency, reconfigure, idle.
+"""`tiercel bench`: throughput, latency, reconfigure, idle, recover.
 
 Responsible for: checking what was asked for, progress on stderr, results on stdout and in files.
 Not responsible for: measuring (bench/), and what the figures mean (docs/benchmarks.md).
@@ -33,6 +33,7 @@ bench = typer.Typer(
 DURABILITIES = ("os", "disk")
 PROCESSORS = ("key-count", "running-average")
 FORMS = ("processor", "fold")
+DEATHS = ("worker", "executor", "application")
 FAULTS = ("faults", "lost", "doubled", "reordered")
 
 errors = Console(stderr=True)
@@ -170,6 +171,41 @@ def idle(
         run.settings = {"pairs": pairs, "seconds": seconds, "keys": keys}
         run.rows = bench_idle.measure(pairs, seconds, keys, run.tell)
         run.more["idle_ratio"] = run.rows[-1]["idle_ratio"]
+
+
+@bench.command()
+def recover(
+    sizes: Annotated[str, typer.Option(help="MB of state, comma-separated.")] = "1,50,500",
+    what: Annotated[str, typer.Option(help="What dies, comma-separated.")] = ",".join(DEATHS),
+    local_disk: Annotated[str, typer.Option(help="Is the disk still there: yes, no, or yes,no.")] = "yes,no",
+    instances: Annotated[
+        str, typer.Option(help="That take over where the disk is lost, comma-separated.")
+    ] = "1,3",
+    rate: Annotated[int, typer.Option(help="Tuples a second.")] = 500,
+    read_mb_s: Annotated[
+        float, typer.Option(help="MB a second that each reader gets out of the backup; 0: no limit.")
+    ] = 50.0,
+    spark: Annotated[bool, typer.Option(help="Kill and restart Spark's own query beside it.")] = True,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """From kill -9 until outputs flow again, beside Spark's own transformWithState.
+
+    Example: tiercel bench recover --sizes 1 --what worker --local-disk yes --instances 1
+    """
+    wanted = _numbers("--sizes", sizes, 1, 100_000)
+    chosen = _choose("--what", _parts(what), DEATHS)
+    disks = [part == "yes" for part in _choose("--local-disk", _parts(local_disk), ("yes", "no"))]
+    several = _numbers("--instances", instances, 1, 16)
+    _check("--rate", rate, 1, 100_000)
+    _check("--read-mb-s", read_mb_s, 0, 100_000)
+    from tiercel.bench import recover as bench_recover
+
+    wish = bench_recover.Wish(wanted, chosen, several, disks, rate, read_mb_s, spark, seed)
+    with _measuring("recover", as_json, out, seed) as run:
+        run.settings = {k: v for k, v in vars(wish).items() if k != "seed"}
+        run.rows, run.more = bench_recover.measure(wish, run.tell)
 
 
 # -- around every measurement ------------------------------------------------------------------

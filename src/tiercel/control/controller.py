@@ -59,6 +59,15 @@ class Scale(msgspec.Struct, frozen=True):
     even: bool = True  # False: who is not replaced keeps what it has
 
 
+class Recovery(msgspec.Struct, frozen=True):
+    """A wish: an instance is dead, and these new ones shall have all that it owned."""
+
+    recovery: str
+    instance: str
+    heirs: tuple[str, ...]
+    given: bool = False  # its router has given the slots away: what is left is to start the heirs
+
+
 class Controller:
     """Runs moves. `items` is what its storage held when it started."""
 
@@ -77,6 +86,8 @@ class Controller:
         self.heard: set[str] = set()
         self.next_id = 1
         self.retiring: set[str] = set()
+        self.recoveries: dict[str, Recovery] = {}
+        self.refused: dict[str, str] = {}  # recoveries that could not be, and why
         for key, value in items.items():
             match key:
                 case ("move", move):
@@ -87,6 +98,8 @@ class Controller:
                     self.next_id = value
                 case ("retiring", instance):
                     self.retiring.add(instance)
+                case ("recovery", recovery):
+                    self.recoveries[recovery] = value
                 case _:
                     raise KeyError(key)
 
@@ -124,6 +137,54 @@ class Controller:
         step.put(("scale", wish.operator), wish)
         self._ask_status(step)
         return self.journal.commit(step)
+
+    def recover(self, instance: str, heirs: tuple[str, ...], now_ms: float) -> tuple[str, list[Effect]]:
+        """New instances take over from one that died, each a share of its slots; returns the wish's name."""
+        operator = self.topology.operator(operator_of(instance))
+        if operator.name in self.scales:
+            raise InvalidRequest(f"{operator.name!r} is being scaled", "wait until that has ended")
+        if any(known.instance == instance for known in self.recoveries.values()):
+            raise InvalidRequest(f"{instance!r} is being recovered")
+        step = Step(now_ms)
+        name = f"r{self.next_id}"
+        self.next_id += 1
+        step.put(("next_id",), self.next_id)
+        self._keep(step, Recovery(name, instance, heirs))
+        self._pursue(step)
+        step.timer("retry", now_ms + self.settings.retry_ms)
+        return name, self.journal.commit(step)
+
+    def _keep(self, step: Step, wish: Recovery) -> None:
+        self.recoveries[wish.recovery] = wish
+        step.put(("recovery", wish.recovery), wish)
+
+    def _pursue(self, step: Step) -> None:
+        """Ask again for what was not answered; start the heirs that do not run."""
+        for wish in list(self.recoveries.values()):
+            if not wish.given:
+                request = m.Succession(wish.recovery, wish.instance, wish.heirs)
+                step.send_durable(site_of(wish.instance), request)
+                continue
+            missing = [heir for heir in wish.heirs if heir not in self.running]
+            for heir in missing:
+                step.effects.append(Launch(heir))
+            if not missing:
+                self._end_recovery(step, wish)
+
+    def _end_recovery(self, step: Step, wish: Recovery) -> None:
+        del self.recoveries[wish.recovery]
+        step.delete(("recovery", wish.recovery))
+
+    def _on_succession(self, step: Step, wish: Recovery, status: m.MoveStatus) -> None:
+        step.note(f"{wish.recovery} {status.phase} {status.reason}")
+        if status.phase != "done":
+            self.refused[wish.recovery] = status.reason
+            self._end_recovery(step, wish)
+        elif not wish.given:
+            self._keep(step, msgspec.structs.replace(wish, given=True))
+            self.retiring.add(wish.instance)  # it owns nothing now; should it come back, it is let go
+            step.put(("retiring", wish.instance), True)
+            self._pursue(step)
 
     def ask_status(self, now_ms: float) -> tuple[int, list[Effect]]:
         """Ask every router for its tables and moves; `answered` has reached this number once they told."""
@@ -183,9 +244,10 @@ class Controller:
         for tracked in self.moves.values():
             if tracked.state == MoveState.ASKED.value:
                 self._ask(step, tracked)
-        if self.scales or self.retiring:
+        self._pursue(step)
+        if self.scales or self.retiring or self.recoveries:
             self._ask_status(step)
-        if self.active or self.scales or self.retiring:
+        if self.active or self.scales or self.retiring or self.recoveries:
             step.timer("retry", step.now_ms + self.settings.retry_ms)
 
     @property
@@ -233,6 +295,9 @@ class Controller:
         )
 
     def _on_status(self, step: Step, status: m.MoveStatus) -> None:
+        if status.move in self.recoveries:
+            self._on_succession(step, self.recoveries[status.move], status)
+            return
         tracked = self.moves.get(status.move)
         if tracked is None or tracked.state not in (MoveState.ASKED.value, MoveState.QUEUED.value):
             return
@@ -261,6 +326,7 @@ class Controller:
             self._on_status(step, status)
         self._versions[site] = reply.versions
         self.answered[site] = max(reply.n, self.answered.get(site, 0))
+        self._pursue(step)
         self._scale_on(step)
 
     # -- scaling -----------------------------------------------------------------------------

@@ -151,6 +151,14 @@ class Checkpointer:
         versions = [int(place[-1]) for place in items if len(place) == KEYED]
         self.generation = max([self.generation, *versions, cursor.generation if cursor is not None else 0])
 
+    def inherited(self, own: dict[StorageKey, Any]) -> None:
+        """What was loaded is another's: all of it goes into our first checkpoint, and nothing else counts."""
+        self._stored, self._stored_moves, self._dropped = {}, {}, []
+        self._routes_version = -1
+        self.discard(own)
+        space = self.instance.space
+        space.dirty.update(dict.fromkeys(space.keys))
+
     merge_move = drop_move  # its keys are dirty own keys now; what was under the move's name goes
 
     # -- taking one ----------------------------------------------------------------------------

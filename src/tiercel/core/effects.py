@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from tiercel.core.records import Inheritance
+
 StorageKey = tuple[Any, ...]  # (table, ...): ordered within a table, so a table prefix is a range
 
 
@@ -51,13 +53,14 @@ class ReadLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoadCheckpoint(msgspec.Struct, frozen=True, gc=False):
-    """Read the whole of the last durable checkpoint; answered by `CheckpointLoaded`.
+    """Read the last durable checkpoint, or a share of another's; answered by `CheckpointLoaded`.
 
     The driver opens a copy of it in a place of this process's own: a predecessor that Spark
     believes dead may hold the old place for two more seconds.
     """
 
     values: bool = True  # False: of an instance's own keys only `KeyFacts`; it reads them when it needs them
+    inherited: Inheritance | None = None
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 
 from tiercel.core.faults import within
 from tiercel.core.messages import Dispatch
-from tiercel.core.records import OWN, Entry, Position, Row
+from tiercel.core.records import OWN, Entry, Inheritance, Position, Row
+from tiercel.core.routing import slot_of
 from tiercel.core.step import Step
 
 
@@ -38,8 +39,9 @@ LIVE = Phase.LIVE  # asked for with every entry, and a member is looked up slowl
 class Feed:
     """The router's side of one instance's reading of its inbox."""
 
-    def __init__(self, instance: str, rows_max: int, read_max: int) -> None:
+    def __init__(self, instance: str, rows_max: int, read_max: int, slots: int = 1) -> None:
         self.instance = instance
+        self._slots = slots
         self.suffix = "|" + instance
         self.rows_max = rows_max
         self.read_max = read_max
@@ -55,6 +57,7 @@ class Feed:
         self.watermark_ms = -1
         self.keys = 0  # how many have state there, as it last told
         self.timers = False
+        self.inherited: Inheritance | None = None  # what it reads besides its own parts
         self.limit: int | None = None  # restart strategy: nothing above this is sent for now
         self.reading = False
         self.pending: list[Entry] = []  # of this step
@@ -114,6 +117,18 @@ class Feed:
                 stage, position = self.move_positions.get(name.partition("|")[0], (OWN, self.applied))
                 if stage != OWN or entry.offset > position:
                     parts[name] = rows
+        if self.inherited is not None and self.applied < entry.offset <= self.inherited.through:
+            parts.update(self._inherited_parts(entry, self.inherited))
+        return parts
+
+    def _inherited_parts(self, entry: Entry, inherited: Inheritance) -> dict[str, list[Row]]:
+        """Its share of what the dead instance would have read, under its own name."""
+        parts: dict[str, list[Row]] = {}
+        for name, rows in entry.parts.items():
+            if name.rpartition("|")[2] == inherited.of:
+                mine = [row for row in rows if inherited.keys.has(row[0], slot_of(row[0], self._slots))]
+                if mine:
+                    parts[name.removesuffix(inherited.of) + self.instance] = mine
         return parts
 
     def replay(self, entries: Iterable[Entry], end: int) -> None:

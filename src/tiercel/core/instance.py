@@ -214,6 +214,7 @@ class Instance(Processing):
             self.reset()
             self.flushes = flushes
             self.phase = Phase.LOADING
+            self._own = None
             limited = self.space.spill.limit_bytes > 0 and not self.checkpointer.in_flight
             step.effects.append(LoadCheckpoint(values=not limited))
 
@@ -225,7 +226,15 @@ class Instance(Processing):
         if self._reply.fresh:
             self.checkpointer.discard(items)
             items = {}
+        inherited = self._reply.inherited
+        if inherited is not None and inherited.fresh and self._own is None:
+            self._own = items  # of a checkpoint that was never finished, or of a time before it was retired
+            step.effects.append(LoadCheckpoint(inherited=inherited))
+            return
         load(self, items, self._reply.start, self._reply.start_watermark_ms)
+        if self._own is not None:
+            self.checkpointer.inherited(self._own)
+            self._own = None
         self.loaded = True
         self._resume(step)
         self.checkpointer.arm(step)

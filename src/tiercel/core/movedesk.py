@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tiercel.core import heirs
 from tiercel.core import messages as m
 from tiercel.core.arrivals import DURABLE, Arrival
 from tiercel.core.arrivals import Phase as ArrivalPhase
@@ -251,6 +252,9 @@ class MoveDesk(Traffic):
 
     def on_attach(self, step: Step, message: m.Attach) -> None:
         inbox = self.inboxes[operator_of(message.instance)]
+        if inbox.kept_out(message.instance):
+            inbox.attaching[message.instance] = message
+            return
         reader = inbox.readers.get(message.instance)
         last_life = reader.life if reader is not None else 0
         if message.life < last_life and self.mutant != "zombie-not-fenced":
@@ -259,8 +263,9 @@ class MoveDesk(Traffic):
         if feed is None:
             settings = self.settings
             feed = inbox.feeds[message.instance] = Feed(
-                message.instance, settings.dispatch_rows_max, settings.read_entries_max
+                message.instance, settings.dispatch_rows_max, settings.read_entries_max, inbox.table.count
             )
+        feed.inherited = inbox.heirs.get(message.instance)
         feed.attach(message.life, message.session)
         fresh = reader is None
         if reader is None:
@@ -294,6 +299,7 @@ class MoveDesk(Traffic):
             inbox.ends,
             arrivals,
             departures,
+            feed.inherited,
         )
         step.send_durable(message.instance, reply)
 
@@ -352,6 +358,7 @@ class MoveDesk(Traffic):
         reader = inbox.readers[message.instance] = Reader(message.life, message.applied, own)
         step.put(("reader", inbox.name, message.instance), reader)
         feed.keys = message.keys
+        heirs.covered(self, step, inbox, message.instance, message.applied)
         inbox.trim(step)
 
     def retire(self, step: Step, sender: str, instance: str) -> None:
@@ -401,6 +408,8 @@ class MoveDesk(Traffic):
         match message:
             case m.MoveRequest():
                 self.on_move_request(step, sender, message)
+            case m.Succession():
+                heirs.succeed(self, step, sender, message)
             case m.StatusQuery():
                 self.on_status_query(step, sender, message.n, message.known)
             case m.Prepare():

@@ -8,11 +8,12 @@ Not responsible for: how it came to be attached, loaded and told (instance.py), 
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 from tiercel.core import messages as m
 from tiercel.core.checkpoints import Checkpointer
 from tiercel.core.destination import DestinationMove
-from tiercel.core.effects import Exit
+from tiercel.core.effects import Exit, StorageKey
 from tiercel.core.engine import Code, Engine
 from tiercel.core.faults import CoreBug
 from tiercel.core.keyspace import KeySpace
@@ -23,9 +24,11 @@ from tiercel.core.records import (
     Done,
     Entry,
     Flip,
+    Inherited,
     Key,
     Output,
     Row,
+    TableUpdate,
     Tick,
     Watermark,
 )
@@ -67,6 +70,7 @@ class Processing:
         self.session = 0
         self.halting = ""
         self._reply: m.AttachReply | None = None
+        self._own: dict[StorageKey, Any] | None = None  # what we have stored ourselves, while we inherit
 
     def reset(self) -> None:
         """Forget everything in memory: the checkpoint is all there is."""
@@ -185,10 +189,23 @@ class Processing:
                 self._on_adopt(step, adopt, entry.offset)
             case Done(move=move) if move in self.arriving:
                 self._merge(step, self.arriving.pop(move), entry.offset)
+            case Inherited(update=update):
+                self._on_inherited(update)
             case Flip(source=self.name) as flip:
                 self._reached_flip(step, flip, entry.offset)
             case _:
                 pass
+
+    def _on_inherited(self, update: TableUpdate) -> None:
+        """What we make of our keys from here on is of their new epoch, and every checkpoint must know."""
+        self.routes.take(update)
+        if any(route.instance == self.name for route in update.slots.values()):
+            for key in list(self.space.cold):
+                self.space.find(key)  # for once all of them: what is stored of them is of the old epoch
+            self.space.about_to_change(self.space.keys)
+            for key, state in self.space.keys.items():
+                state.epoch = self._epoch_of(key)
+            self.space.dirty.update(dict.fromkeys(self.space.keys))
 
     def _reached_flip(self, step: Step, flip: Flip, offset: int) -> None:
         """In band: nothing of the keys behind the flip is ours, whether we were told yet or not."""

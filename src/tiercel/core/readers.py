@@ -13,7 +13,7 @@ import msgspec
 
 from tiercel.core import messages as m
 from tiercel.core.feed import Feed, Tail
-from tiercel.core.records import ABSENT_WATERMARK
+from tiercel.core.records import ABSENT_WATERMARK, Inheritance
 from tiercel.core.settings import Settings
 from tiercel.core.step import Step
 
@@ -49,9 +49,15 @@ class Readers:
         self.readers: dict[str, Reader] = {}  # every instance of this site that may come back for more
         self.pauses: dict[str, Pause] = {}  # by move, restart strategy only
         self.trim_floor: Callable[[], int | None] = lambda: None
+        self.heirs: dict[str, Inheritance] = {}  # instances that are taking over from one that died
+        self.attaching: dict[str, m.Attach] = {}  # who died and came back while its heirs still need it
         self.tail = Tail(settings.tail_rows_max)
         self._backlog: deque[tuple[int, int]] = deque()
         self.backlog_rows = 0
+
+    def kept_out(self, instance: str) -> bool:
+        """Whether others still read its checkpoint: then it must not write a new one."""
+        return any(inherited.of == instance for inherited in self.heirs.values())
 
     def count_backlog(self, rows: int) -> None:
         """The entry that was just appended has this many rows that nobody has processed."""

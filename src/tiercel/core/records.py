@@ -126,7 +126,23 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     move: str
 
 
-Control = Tick | Watermark | Begin | Compare | Abort | Flip | Adopt | Done
+class Inherited(msgspec.Struct, frozen=True, tag=True):
+    """An instance is dead, and others have its keys from here on."""
+
+    of: str
+    update: TableUpdate
+
+
+Control = Tick | Watermark | Begin | Compare | Abort | Flip | Adopt | Done | Inherited
+
+
+class Inheritance(msgspec.Struct, frozen=True):
+    """What one heir gets of an instance that died: its share of the checkpoint, and of the log behind it."""
+
+    of: str
+    keys: KeySet  # slots, and single keys that lived with it
+    through: int  # up to this offset, rows of these keys are in the parts of the dead one
+    fresh: bool = True  # the heir has no checkpoint with them yet: whatever it has stored is of an older time
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -56,6 +56,8 @@ def recover_router(router: Router, items: dict[StorageKey, Any]) -> Callable[[St
                 router.inboxes[name].counts[counted] = value
             case ("reader", name, instance):
                 router.inboxes[name].readers[instance] = value
+            case ("heir", name, instance):
+                router.inboxes[name].heirs[instance] = value
             case ("emitted", name, instance) if router.mutant != "output-marks-forgotten":
                 router.inboxes[name].emitted[instance] = value
             case ("pause", name, move):

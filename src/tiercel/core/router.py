@@ -252,6 +252,7 @@ class Router(MoveDesk):
             if lane.to == peer:
                 lane.broken()
         for inbox in self.inboxes.values():
+            inbox.attaching.pop(peer, None)
             if peer in inbox.feeds:
                 inbox.feeds[peer].detach()
         for stream in self.streams.values():

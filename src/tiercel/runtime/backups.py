@@ -20,16 +20,20 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 from urllib.parse import quote
 
 from tiercel.runtime.locations import Location
-from tiercel.runtime.pieces import DamagedBackup, Header, Pair, pack, unpack
+from tiercel.runtime.pieces import DamagedBackup, Header, Pair, glance, pack, unpack
 
 CHUNK_BYTES = 4 * 1024 * 1024  # of a base: what is in memory at a time
+HEAD_BYTES = 4 * 1024  # enough to see what is in a file, for all but very long keys
 CLAIM_TRIES = 20
 CLAIMS_KEPT = 4
+
+
+Needed = Callable[[bytes, bytes], bool]  # whether a chunk with keys from here to there is
 
 
 class Listed(NamedTuple):
@@ -91,7 +95,9 @@ class ProcessBackup:
         """Everything, in chunks; returns the checksum of the last one, and how many bytes there are."""
         written, checksum = 0, ""
         for chunk, (part, final) in enumerate(chunked(pairs)):
-            header = self._header("base", life, number, through, checksum, chunk=chunk, final=final)
+            first, last = (part[0][0].hex(), part[-1][0].hex()) if part else ("", "")
+            facts = (life, number, through, checksum)
+            header = self._header("base", *facts, chunk=chunk, final=final, first=first, last=last)
             data, checksum = pack(header, part)
             self.location.put(f"{self.folder}/base.{number:012d}.{life:08d}.{chunk:06d}", data)
             written += len(data)
@@ -121,11 +127,13 @@ class ProcessBackup:
         base: int = 0,
         chunk: int = 0,
         final: bool = True,
+        first: str = "",
+        last: str = "",
     ) -> Header:
         assert kind in ("base", "increment", "head")
         names = (self.deployment, self.process)
         now_ms = time.time_ns() // 1_000_000
-        return Header(kind, *names, life, number, through, previous, now_ms, base, chunk, final)  # type: ignore[arg-type]
+        return Header(kind, *names, life, number, through, previous, now_ms, base, chunk, final, first, last)  # type: ignore[arg-type]
 
     def forget_old(self, keep: int, life: int) -> None:
         """Only the last `keep` bases with their increments stay, this life's head, and the newest claims."""
@@ -154,9 +162,10 @@ class ProcessBackup:
         """The highest number of any file, whole or not."""
         return max((piece.number for piece in listed(self.location.names(self.folder))), default=0)
 
-    def pieces(self, up_to: int | None = None) -> Iterator[Piece]:
+    def pieces(self, up_to: int | None = None, needed: Needed | None = None) -> Iterator[Piece]:
         """The files that make up the newest whole state, or the one of a number; each is checked.
 
+        With `needed`, chunks of the base whose keys are not are not read, and come without their pairs.
         One that is missing or damaged ends it with an error that names it, and the last whole number before.
         """
         head = self.head() if up_to is None else self._head_if_whole()
@@ -170,7 +179,7 @@ class ProcessBackup:
         base = head.base if head is not None and head.base <= last else max(bases, default=0)
         try:
             tail = ""
-            for piece in self._chain(found, base, last):
+            for piece in self._chain(found, base, last, needed):
                 tail = piece.checksum
                 yield piece
             if head is not None and head.number == last and head.previous != tail:
@@ -217,7 +226,9 @@ class ProcessBackup:
                 return last
         return None
 
-    def _chain(self, found: list[Listed], base: int, last: int) -> Iterator[Piece]:
+    def _chain(
+        self, found: list[Listed], base: int, last: int, needed: Needed | None = None
+    ) -> Iterator[Piece]:
         """A base and the increments behind it."""
         places: dict[tuple[str, int, int], list[Listed]] = {}
         for one in found:
@@ -225,7 +236,7 @@ class ProcessBackup:
         previous, chunk, final = "", 0, False
         while not final:
             chunks = places.get(("base", base, chunk), [])
-            piece = self._following(chunks, previous, f"base {base}, chunk {chunk},")
+            piece = self._following(chunks, previous, f"base {base}, chunk {chunk},", needed)
             yield piece
             previous, final, chunk = piece.checksum, piece.header.final, chunk + 1
         for number in range(base + 1, last + 1):
@@ -234,12 +245,14 @@ class ProcessBackup:
             yield piece
             previous = piece.checksum
 
-    def _following(self, candidates: list[Listed], previous: str, what: str) -> Piece:
+    def _following(
+        self, candidates: list[Listed], previous: str, what: str, needed: Needed | None = None
+    ) -> Piece:
         """The one of these files that follows the one before."""
         damage: DamagedBackup | None = None
         for candidate in sorted(candidates, key=lambda c: c.life, reverse=True):
             try:
-                piece = self._get(candidate.name)
+                piece = self._skipped(candidate, needed) or self._get(candidate.name)
             except DamagedBackup as found:
                 damage = found
                 continue
@@ -252,6 +265,21 @@ class ProcessBackup:
             f"{what} of {self.process} {is_there} in {self.location.url}",
             expected="every file that its head names",
         )
+
+    def _skipped(self, candidate: Listed, needed: Needed | None) -> Piece | None:
+        """A chunk that is not needed, by what its beginning says; None: it must be read."""
+        if needed is None or candidate.kind != "base":
+            return None
+        try:
+            seen = glance(self.location.get(f"{self.folder}/{candidate.name}", HEAD_BYTES))
+        except FileNotFoundError:
+            return None
+        if seen is None or not seen[0].last or seen[0].process != self.process:
+            return None
+        header, checksum = seen
+        if needed(bytes.fromhex(header.first), bytes.fromhex(header.last)):
+            return None
+        return Piece(header, [], checksum)
 
     def _get(self, name: str) -> Piece:
         where = f"{self.location.url}/{self.folder}/{name}"

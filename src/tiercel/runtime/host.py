@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, assert_never
+from typing import Any, Protocol, assert_never
 
 from tiercel.core.effects import (
     Effect,
@@ -37,6 +37,7 @@ from tiercel.core.effects import (
     Retire,
     Send,
     SetTimer,
+    StorageKey,
     Write,
 )
 from tiercel.core.events import (
@@ -51,6 +52,7 @@ from tiercel.core.events import (
 )
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
+from tiercel.core.records import Inheritance
 from tiercel.runtime.link import HandshakeFailed
 from tiercel.runtime.metrics import Meter
 from tiercel.runtime.peers import LOOK_S, Peers
@@ -73,6 +75,7 @@ class Machine(Protocol):
     def on_event(self, event: Event, now_ms: float) -> Sequence[Effect]: ...
 
 
+LoadShare = Callable[[Inheritance], dict[StorageKey, Any]]
 OnEvents = Callable[[deque[Event], float], Sequence[Effect]]
 
 
@@ -119,6 +122,7 @@ class Host:
         on_launch: Callable[[str], object] | None = None,
         on_retire: Callable[[str], object] | None = None,
         metrics: Path | None = None,
+        load_share: LoadShare | None = None,
     ) -> None:
         self.name = name
         self.machine = machine
@@ -144,6 +148,7 @@ class Host:
             tls=tls,
             on_refused=on_refused,
         )
+        self._load_share = load_share
         self._on_launch, self._on_retire = on_launch, on_retire
         self._meter = Meter(metrics, name, machine) if metrics is not None else None
         self._clock = wall_clock()
@@ -337,7 +342,10 @@ class Host:
                     found = self._needed_store().read_log(effect.inbox, effect.after, effect.limit)
                     self.take(LogRead(effect.inbox, effect.reader, found))
                 case LoadCheckpoint():
-                    self.take(self._loaded(effect.values))
+                    if effect.inherited is None:
+                        self.take(self._loaded(effect.values))
+                    else:
+                        self._inherit(effect.inherited)
                 case Note():
                     self.story.append(effect.text)
                     log.info("%s: %s", self.name, effect.text)
@@ -379,6 +387,21 @@ class Host:
         store = self._needed_store()
         store.commit()
         return CheckpointLoaded(store.items(values=values), store)
+
+    def _inherit(self, inherited: Inheritance) -> None:
+        """In a thread: it may come from far away, and our peers must not think that we are dead."""
+        if self._load_share is None:
+            raise MissingStore(self.name)
+        loading = self._loop.run_in_executor(None, self._load_share, inherited)
+        loading.add_done_callback(self._on_inherited)
+
+    def _on_inherited(self, done: asyncio.Future[dict[StorageKey, Any]]) -> None:
+        if self._ended.done():
+            return
+        if (error := done.exception()) is not None:
+            self._ended.set_exception(error)
+        else:
+            self.take(CheckpointLoaded(done.result(), self._needed_store()))
 
     def _set_timer(self, name: str, at_ms: float) -> None:
         planned = self._timers.pop(name, None)

@@ -18,6 +18,7 @@ from tiercel.runtime.place import BackupPlan, Manifest
 
 EVERY_S = (0.01, 3_600.0)
 KEEP = (1, 1_000)
+READ_MB_S_MAX = 1e6
 
 
 class Keeping(NamedTuple):
@@ -76,6 +77,10 @@ def parse_backup(backup: str | Mapping[str, Any] | None) -> BackupPlan | None:
         )
     if not KEEP[0] <= plan.keep <= KEEP[1]:
         raise UserError(f"backup: keep = {plan.keep}", expected=f"{KEEP[0]} to {KEEP[1]} bases")
+    if not 0 <= plan.read_mb_s <= READ_MB_S_MAX:
+        raise UserError(
+            f"backup: read_mb_s = {plan.read_mb_s:g}", expected=f"0 (no limit) to {READ_MB_S_MAX:g}"
+        )
     location = plan.location
     if "://" not in location and not location.startswith("/"):
         location = str(Path(location).absolute())  # executors work in directories of their own

@@ -9,6 +9,7 @@ A file appears whole or not at all: object stores do that by themselves, a local
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,14 @@ from tiercel.errors import UserError
 
 
 class Location:
-    """One URL: `file:///backups/app`, a plain path, `s3://bucket/app`, `memory://app`."""
+    """One URL: `file:///backups/app`, a plain path, `s3://bucket/app`, `memory://app`.
 
-    def __init__(self, url: str) -> None:
+    With `read_mb_s`, whoever holds this object reads no faster than that.
+    """
+
+    def __init__(self, url: str, read_mb_s: float = 0.0) -> None:
         self.url = url.rstrip("/") or url
+        self._read_mb_s = read_mb_s
         try:
             self._files, self._root = fsspec.core.url_to_fs(self.url)
         except (ImportError, OSError, ValueError) as error:
@@ -46,14 +51,18 @@ class Location:
         except Exception as error:  # each kind of store has errors of its own
             raise self._refusal("written", name, error) from error
 
-    def get(self, name: str) -> bytes:
-        """The content of a file; FileNotFoundError if there is none."""
+    def get(self, name: str, end: int | None = None) -> bytes:
+        """The content of a file, or its beginning; FileNotFoundError if there is none."""
+        begun = time.monotonic()
         try:
-            return bytes(self._files.cat_file(self._path(name)))
+            found = bytes(self._files.cat_file(self._path(name), end=end))
         except FileNotFoundError:
             raise
         except Exception as error:
             raise self._refusal("read", name, error) from error
+        if self._read_mb_s:
+            time.sleep(max(0.0, len(found) / 1e6 / self._read_mb_s - (time.monotonic() - begun)))
+        return found
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder, in order; none if there is no such folder."""

@@ -42,6 +42,8 @@ class Header(msgspec.Struct, frozen=True):
     base: int = 0  # in a head: the base that everything begins with
     chunk: int = 0  # in a base
     final: bool = True  # in a base: no chunk follows
+    first: str = ""  # in a base: its first and last stored key, in hex; keys are in order there
+    last: str = ""
 
 
 class DamagedBackup(UserError):
@@ -56,6 +58,19 @@ def pack(header: Header, pairs: Sequence[Pair] = ()) -> tuple[bytes, str]:
     body = msgspec.json.encode(header) + b"\n" + msgspec.msgpack.encode(pairs)
     checksum = xxhash.xxh3_64_hexdigest(body)
     return b"%s %d %s\n%s" % (MAGIC, FORMAT, checksum.encode(), body), checksum
+
+
+def glance(beginning: bytes) -> tuple[Header, str] | None:
+    """What a file says that it is, out of its beginning; None if that was too short, or is no such file."""
+    first, _, rest = beginning.partition(b"\n")
+    line, end, _ = rest.partition(b"\n")
+    words = first.split(b" ")
+    if words[:2] != [MAGIC, b"%d" % FORMAT] or len(words) != 3 or not end:
+        return None
+    try:
+        return msgspec.json.decode(line, type=Header), words[2].decode("ascii")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def unpack(data: bytes, where: str) -> tuple[Header, list[Pair], str]:

@@ -55,6 +55,7 @@ class BackupPlan(msgspec.Struct, frozen=True):
     every_s: float = 1.0  # what a lost disk may take back, unless `strict`
     keep: int = 2  # bases, each with the increments behind it
     strict: bool = False  # nothing is acknowledged or published before the copy has it
+    read_mb_s: float = 0.0  # what each process that is restored reads in a second at most; 0: no limit
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from tiercel.core.departures import DepartureRecord
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.messages import LaneFrame, ShadowNotice
 from tiercel.core.readers import Pause, Reader
-from tiercel.core.records import Entry, KeyFacts, KeyImage, Position, Route, TableUpdate
+from tiercel.core.records import Entry, Inheritance, KeyFacts, KeyImage, Position, Route, TableUpdate
 from tiercel.errors import UserError
 from tiercel.runtime.packed import decode_stream_entry, encoder
 from tiercel.runtime.pieces import Pair
@@ -46,6 +46,7 @@ TABLES: Final[dict[str, Any]] = {
     "count": int,
     "reader": Reader,
     "retired": bool,
+    "heir": Inheritance,
     "emitted": int,
     "pause": Pause,
     "producer": int,
@@ -151,6 +152,11 @@ def decode_key(data: bytes) -> StorageKey:
         elements.append(raw.decode() if kind == _STR else raw)
         at = end + 2
     return tuple(elements)
+
+
+def decode_value(key: StorageKey, value: bytes) -> Any:
+    """What stands under a key, by the table that it is in."""
+    return _decoders[str(key[0])].decode(value)
 
 
 # -- the store --------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def open_storage(
     )
     if plan is None:
         return Storage(Store(directory, manifest.durability, tables, memory_bytes_max=limit), None)
-    backup = ProcessBackup(Location(plan.location), manifest.id, process)
+    backup = ProcessBackup(Location(plan.location, plan.read_mb_s), manifest.id, process)
     head = backup.head()
     if head is not None and not is_newest(directory, backup, head):
         restore(backup, directory)

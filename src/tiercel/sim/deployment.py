@@ -111,6 +111,7 @@ class Deployment:
             before_effect=self._before_effect,
             validate=True,
             turn_ms=scenario.turn_ms.get(name, 0.0),
+            newest_of=lambda other: self.processes[other].newest_disk,
         )
         return process
 
@@ -144,7 +145,7 @@ class Deployment:
         if instance not in self.processes:
             self._add_instance(instance)
         if not self.processes[instance].up:
-            self.processes[instance].restart_after(30.0)
+            self.processes[instance].launch_after(30.0)
 
     def _retire(self, instance: str) -> None:
         self.retired.add(instance)
@@ -242,6 +243,8 @@ class Deployment:
                 self._ask_move(action)
             case "scale":
                 self._ask_scale(action)
+            case "recover":
+                self._recover(action)
             case _:
                 self._fault(action)
 
@@ -291,6 +294,24 @@ class Deployment:
         wish = Scale(action.target, tuple(action.other.split()), action.strategy or "live")
         controller.perform(controller.machine.scale(wish, self.world.now_ms))
 
+    def _recover(self, action: Action) -> None:
+        """An instance dies; others shall take over before the supervisor has started it again."""
+        controller = self.processes["controller"]
+        process = self.processes[action.target]
+        if not isinstance(controller.machine, Controller) or not process.up:
+            return
+        self.faults += 1
+        process.crash()
+        process.restart_after(action.for_ms)
+        try:
+            _, effects = controller.machine.recover(
+                action.target, tuple(action.other.split()), self.world.now_ms
+            )
+        except InvalidRequest as refusal:
+            self.refusals.append(str(refusal))
+            return
+        controller.perform(effects)
+
     def _fault(self, action: Action) -> None:
         self.faults += 1
         process = self.processes.get(action.target)
@@ -298,6 +319,8 @@ class Deployment:
             case "crash" if process is not None:
                 process.crash()
                 process.restart_after(action.for_ms)
+            case "crash":
+                self.faults -= 1  # an heir that was never needed
             case "in-turn":
                 self.turn_deaths[action.target] = action.for_ms
             case "zombie" if process is not None:

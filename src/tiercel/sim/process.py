@@ -31,7 +31,8 @@ from tiercel.core.effects import (
     Write,
 )
 from tiercel.core.events import CheckpointLoaded, Durable, Event, LogRead, TimerFired
-from tiercel.core.records import KeyFacts, KeyImage
+from tiercel.core.heirs import is_of_share
+from tiercel.core.records import Inheritance, KeyFacts, KeyImage
 from tiercel.sim.disk import Disk
 from tiercel.sim.network import Network
 from tiercel.sim.world import World
@@ -174,7 +175,7 @@ class Life:
                 case LoadCheckpoint():
                     if not self.zombie:
                         self._process.take_over_newest()
-                    items = self.disk.copy_durable()
+                    items = self._stored(effect.inherited)
                     if not effect.values:
                         items = {k: KeyFacts(v.timers) if k[0] == "state" else v for k, v in items.items()}
                     loaded = CheckpointLoaded(items, LifeShelf(self))
@@ -189,6 +190,13 @@ class Life:
                     self._exit(effect.reason)
                 case _:
                     assert_never(effect)
+
+    def _stored(self, inherited: Inheritance | None) -> dict[StorageKey, Any]:
+        """Our own checkpoint, or our share of the newest one that a dead instance has left."""
+        if inherited is None:
+            return self.disk.copy_durable()
+        found = self._process.newest_of(inherited.of).copy_durable()
+        return {place: value for place, value in found.items() if is_of_share(place, inherited)}
 
     def _on_durable(self, seq: int) -> None:
         self.take(Durable(seq))
@@ -256,6 +264,11 @@ def _ignore_crash(process: Process) -> None:
     """Leave it down."""
 
 
+def _no_other(name: str) -> Disk:
+    """Where another process stores; nobody knows here."""
+    raise KeyError(name)
+
+
 def _refuse(instance: str) -> None:
     message = f"asked to launch or retire {instance}, but this process was given no hook for it"
     raise RuntimeError(message)
@@ -292,6 +305,7 @@ class Process:
         on_retire: Callable[[str], object] = _refuse,
         before_effect: BeforeEffect | None = None,
         turn_ms: float = 0.0,
+        newest_of: Callable[[str], Disk] = _no_other,
     ) -> None:
         self.world = world
         self.network = network
@@ -308,6 +322,7 @@ class Process:
         self.on_retire = on_retire
         self.before_effect = before_effect
         self.turn_ms = turn_ms
+        self.newest_of = newest_of
         self.turns = random.Random(f"turns of {name} {world.seed}") if turn_ms else None
         self.together = 1  # how many events the last step took
         self.incarnation = 0  # of the latest life; grows by one at each start
@@ -369,6 +384,11 @@ class Process:
         """Start after that time, unless something else has started it by then or it was stopped."""
         self.world.call_after(delay_ms, self._start_if_down)
 
+    def launch_after(self, delay_ms: float) -> None:
+        """Start after that time, also if it was stopped: somebody wants it again."""
+        self._stopped = False
+        self.restart_after(delay_ms)
+
     def fork_zombie(self, for_ms: float) -> None:
         """Start a successor while the old machine lives on for a time, believing it is the one.
 
@@ -388,6 +408,11 @@ class Process:
         self.world.call_after(for_ms, self._end_zombie, life)
         self.life = None
         self.start()
+
+    @property
+    def newest_disk(self) -> Disk:
+        """Where this process got furthest: its own place, or one that a zombie was writing to."""
+        return max([self.disk, *self.left_behind], key=lambda disk: disk.durable_batches)
 
     def take_over_newest(self) -> None:
         """A zombie may have stored a checkpoint before it was fenced; the successor copies the newest."""

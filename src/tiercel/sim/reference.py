@@ -13,7 +13,7 @@ from typing import Any
 
 from tiercel.core.engine import Engine
 from tiercel.core.keyed import KeyState
-from tiercel.core.records import Adopt, Entry, Flip, Key, Output, Row, Tick, Watermark
+from tiercel.core.records import Adopt, Entry, Flip, Inherited, Key, Output, Route, Row, Tick, Watermark
 from tiercel.core.routing import RoutingTable, slot_of
 from tiercel.core.topology import Operator, site_of
 from tiercel.sim.recorder import Recorder
@@ -46,6 +46,7 @@ class Reference:
         }
         self.adopts: dict[str, tuple[str, int, Adopt]] = {}
         self.flips: dict[str, list[tuple[int, str]]] = {}
+        self.inherited: dict[str, list[tuple[int, Inherited]]] = {}
         self.keys: set[Key] = set()
         self.table = RoutingTable.initial(operator)
         self.missing: list[str] = []
@@ -65,6 +66,8 @@ class Reference:
                 controls.append((offset, entry))
             elif isinstance(entry.control, Flip):
                 self.flips.setdefault(site, []).append((offset, entry.control.move))
+            elif isinstance(entry.control, Inherited):
+                self.inherited.setdefault(site, []).append((offset, entry.control))
             elif isinstance(entry.control, Adopt):
                 self.adopts[entry.control.move] = (site, offset, entry.control)
         self.keys.update(rows_here)
@@ -91,6 +94,10 @@ class Reference:
         while True:
             history.owners.append(site)
             flip, following = self._next_flip(site, after, key)
+            while (found := self._next_heir(site, after, flip, history)) is not None:
+                upto, route = found
+                self._replay(history, site, after, upto, floor_time, floor_wm)
+                after, history.state.epoch, history.instance = upto, route.epoch, route.instance
             wm = self._replay(history, site, after, flip, floor_time, floor_wm)
             if following is None:
                 return history
@@ -101,6 +108,14 @@ class Reference:
             history.state.epoch = route.epoch
             history.instance = route.instance
             assert site_of(route.instance) == site
+
+    def _next_heir(self, site: str, after: int, before: int, history: KeyHistory) -> tuple[int, Route] | None:
+        """Where its owner died and another took over."""
+        for offset, control in self.inherited.get(site, []):
+            if after < offset < before and control.of == history.instance:
+                slot = slot_of(history.key, self.operator.slots)
+                return offset, control.update.keys.get(history.key) or control.update.slots[slot]
+        return None
 
     def _next_flip(self, site: str, after: int, key: Key) -> tuple[int, tuple[str, int, Adopt] | None]:
         for offset, move in self.flips.get(site, []):

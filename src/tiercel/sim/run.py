@@ -96,6 +96,8 @@ def unrest(deployment: Deployment) -> str:
             return f"{name} is down"
         if isinstance(machine, ScriptedProducer | ScriptedMobile) and not machine.safe:
             return f"{name} has rows that are not acknowledged"
+        if isinstance(machine, Controller) and machine.recoveries:
+            return f"instances are being recovered: {list(machine.recoveries)}"
         if isinstance(machine, Controller) and (machine.active or machine.scales or machine.retiring):
             return f"moves are active: {[(t.move, t.state) for t in machine.active]}"
         if isinstance(machine, Instance):

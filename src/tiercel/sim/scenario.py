@@ -130,6 +130,7 @@ class Options(msgspec.Struct, frozen=True):
     scales: bool = False  # also scale-out, scale-in, and links of little bandwidth
     move_slots_max: int = 5
     timed: float = 0.6  # how often, where an operator is in event time, streams make their own watermark
+    recoveries: float = 0.3  # how often, among those with crashes, an instance is succeeded by several
     turns: float = 0.35  # how often routers take several events at once
     little_memory: float = 0.3  # how often instances may keep only a few keys in memory
 

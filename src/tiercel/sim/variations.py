@@ -1,7 +1,8 @@
 """What a drawn scenario has beside it, each from draws of its own: so the seeds of old stay what they were.
 
 Responsible for: streams that make their own watermark, with late rows and silences; routers that take
-    several events at once, and die within; instances that cannot keep all their keys in memory.
+    several events at once, and die within; instances that cannot keep all their keys in memory, or that
+    die and are succeeded by several.
 Not responsible for: sites, operators, moves, the other faults (scenario.py).
 """
 
@@ -19,7 +20,8 @@ replace = msgspec.structs.replace
 
 def vary(scenario: Scenario, options: Options) -> Scenario:
     """The scenario with its variations, if its seed has some."""
-    return _little_memory(_turns(_own_watermarks(scenario, options), options), options)
+    varied = _turns(_own_watermarks(scenario, options), options)
+    return _recoveries(_little_memory(varied, options), options)
 
 
 def _own_watermarks(scenario: Scenario, options: Options) -> Scenario:
@@ -92,3 +94,23 @@ def _little_memory(scenario: Scenario, options: Options) -> Scenario:
         return scenario
     limit = rng.choice((1, 1_000, 3_000))
     return replace(scenario, settings=replace(scenario.settings, memory_bytes_max=limit))
+
+
+def _recoveries(scenario: Scenario, options: Options) -> Scenario:
+    """Instances that die for good: others take over, unless a move of theirs is under way."""
+    rng = random.Random(f"recoveries {scenario.seed}")
+    if "crash" not in options.faults or rng.random() >= options.recoveries:
+        return scenario
+    end_ms = max(script.end_ms for script in scenario.traffic)
+    chosen = [rng.choice(operator.instances) for operator in scenario.topology.operators.values()]
+    actions = []
+    for instance in chosen[: rng.choice((1, 1, 2))]:
+        stem = instance.rpartition("#")[0]
+        heirs = " ".join(f"{stem}#{n}" for n in range(91, 91 + rng.choice((1, 2, 3))))
+        back_ms = rng.choice((0.5, 5.0, 40.0, 400.0))  # when its supervisor starts it again all the same
+        actions.append(Action(rng.uniform(60, end_ms), "recover", instance, heirs, back_ms))
+        if rng.random() < 0.5:  # an heir dies as well, perhaps before it has anything of its own
+            dead = rng.choice(heirs.split())
+            at_ms = actions[-1].at_ms + rng.choice((32.0, 45.0, 80.0, 200.0))
+            actions.append(Action(at_ms, "crash", dead, for_ms=rng.choice((5.0, 60.0))))
+    return replace(scenario, actions=sorted([*scenario.actions, *actions], key=lambda action: action.at_ms))

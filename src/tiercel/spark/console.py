@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import uvloop
 
-from tiercel.control.controller import Controller, Scale, TrackedMove
+from tiercel.control.controller import Controller, Recovery, Scale, TrackedMove
 from tiercel.control.plans import Plan
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect
@@ -39,7 +39,13 @@ ANSWER_S_MAX = 30.0
 AGAIN_S = 0.5  # before a controller that failed is started again
 LOOK_S = 0.005
 
-TABLES: Final[dict[str, Any]] = {"move": TrackedMove, "scale": Scale, "next_id": int, "retiring": bool}
+TABLES: Final[dict[str, Any]] = {
+    "move": TrackedMove,
+    "scale": Scale,
+    "next_id": int,
+    "retiring": bool,
+    "recovery": Recovery,
+}
 
 
 T = TypeVar("T")
@@ -187,6 +193,17 @@ class Console:
 
     def scale(self, wish: Scale) -> None:
         self._ask(lambda controller, now: (None, controller.scale(wish, now)))
+
+    def recover(self, instance: str, heirs: tuple[str, ...]) -> str:
+        """The name of the recovery that was taken on."""
+        return self._ask(lambda controller, now: controller.recover(instance, heirs, now))
+
+    def recovering(self, recovery: str) -> bool:
+        """Whether it is still being carried out; an error if its router refused."""
+        reason = self._controller.refused.get(recovery)
+        if reason is not None:
+            raise UserError(f"it cannot be taken over: {reason}", hint="Spark starts it again by itself")
+        return recovery in self._controller.recoveries
 
     def scaling(self, operator: str) -> bool:
         """Whether a wish is still being carried out."""

@@ -41,6 +41,7 @@ from tiercel.core.router import Router
 from tiercel.core.topology import operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.host import Host, Machine
+from tiercel.runtime.inheriting import load_share
 from tiercel.runtime.place import Place
 from tiercel.runtime.registry import Address
 from tiercel.runtime.storing import EXECUTOR, directory_of, open_storage
@@ -120,6 +121,7 @@ def build_host(
         port=manifest.ports.get(name, 0),
         tls=manifest.tls,
         metrics=place.metrics,
+        load_share=functools.partial(load_share, place, manifest),
     )
 
 
@@ -153,6 +155,9 @@ def task(
         for batch in batches:
             context = TaskContext.get()
             assert context is not None
+            if Place(directory).registry.dismissed(name):  # while it started: others may have taken over
+                yield batch
+                continue
             host = build(Place(directory), name, plan)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(

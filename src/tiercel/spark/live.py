@@ -324,6 +324,14 @@ class Live:
         """Key -> the instance that owns it now. Keys are as users know them: values, or tuples of them."""
         return self._wishes.owner_by_key(operator, keys)
 
+    def recover(self, instance: str, *, over: int = 2) -> list[str]:
+        """An instance is dead: new ones take over, each a share of its slots, and restore that by themselves.
+
+        Without this Spark starts it again, and it restores everything alone. Returns their names when they
+        work. What an instance of a live move or a restart owes must be settled first.
+        """
+        return self._wishes.recover(instance, over)
+
     def drain(self, instance: str) -> Moving:
         """Move everything off an instance, as before its executor is taken away."""
         return self._wishes.drain(instance)

@@ -6,8 +6,10 @@ Not responsible for: carrying them out (control/controller.py, through console.p
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count, islice
 from typing import Any
 
 from tiercel.control.controller import Scale
@@ -19,8 +21,8 @@ from tiercel.core.topology import instance_name, operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.spark.backend import Backend
 from tiercel.spark.console import Console
-from tiercel.spark.graph import Graph, key_packer
-from tiercel.spark.hosting import Hosting, hosted
+from tiercel.spark.graph import Graph, check_whole, key_packer
+from tiercel.spark.hosting import LOOK_S, Hosting, could_not_start, hosted
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns
 from tiercel.spark.slots import check_slots
@@ -149,6 +151,25 @@ class Wishes:
         check_slots(self._backend, len(new), running=hosted(self._backend.application), spare=1)
         self._console.scale(Scale(operator, wanted, strategy))
         return Scaling(self._console, self._hosting, operator)
+
+    def recover(self, instance: str, over: int) -> list[str]:
+        """New instances take over from one that died; returns them when all of them work."""
+        operator = operator_of(instance)
+        self._check_operator(operator)
+        check_whole("over", over, 1)
+        if instance not in self._hosting.names:
+            known = ", ".join(n for n in self._hosting.names if operator_of(n) == operator)
+            raise UserError(f"unknown instance {instance!r}", expected=f"one of: {known}")
+        check_slots(self._backend, over - 1, running=hosted(self._backend.application), spare=1)
+        taken = {*self._hosting.names, *self._hosting.submissions}
+        names = (instance_name(operator, site_of(instance), n) for n in count(1))
+        heirs = tuple(islice((name for name in names if name not in taken), over))
+        recovery = self._console.recover(instance, heirs)
+        while self._console.recovering(recovery):
+            time.sleep(LOOK_S)
+            for name in set(heirs) & set(self._hosting.failures):
+                raise could_not_start(name, self._hosting.failures[name])
+        return list(heirs)
 
     def drain(self, instance: str) -> Moving:
         operator = operator_of(instance)

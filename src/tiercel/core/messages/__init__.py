@@ -83,6 +83,7 @@ from tiercel.core.messages.moves import (
     Shadow,
     StatusQuery,
     StatusReply,
+    Succession,
 )
 
 __all__ = [
@@ -150,5 +151,6 @@ __all__ = [
     "StatusQuery",
     "StatusReply",
     "Subscribe",
+    "Succession",
     "WatermarkReport",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tiercel.core.messages.base import Message
-from tiercel.core.records import Adopt, Entry, KeySet, Output, Position, TableUpdate
+from tiercel.core.records import Adopt, Entry, Inheritance, KeySet, Output, Position, TableUpdate
 
 
 class Attach(Message, frozen=True):
@@ -58,6 +58,7 @@ class AttachReply(Message, frozen=True):
     ends: list[tuple[int, int]]  # (incarnation, end of log it found when it began)
     arrivals: list[ArrivalRole]
     departures: list[DepartureRole]
+    inherited: Inheritance | None = None  # without a checkpoint of its own it begins with this
 
 
 class Resume(Message, frozen=True):

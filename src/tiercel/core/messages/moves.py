@@ -226,6 +226,14 @@ class Halt(Message, frozen=True):
     life: int
 
 
+class Succession(Message, frozen=True):
+    """Controller -> router: this instance is dead; all it owns goes to these new ones. See core/heirs.py."""
+
+    recovery: str  # its name; answered with a `MoveStatus`
+    instance: str
+    heirs: tuple[str, ...]
+
+
 class Shadow(Message, frozen=True):
     """Router -> destination: entries of the source's inbox for the keys on the move, in order."""
 

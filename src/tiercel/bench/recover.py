@@ -1,0 +1,292 @@
+"""`tiercel bench recover`: from `kill -9` until outputs flow again, beside Spark's own transformWithState.
+
+Responsible for: the cases, the load, first output and back to normal, rows.
+Not responsible for: the systems (recover_systems.py), the checkpoint interval (recover_sweep.py).
+
+    fill the state | warm-up | steady | kill ... first output ... normal for 5 s | steady | kill ...
+
+Of one size, Tiercel's deaths of workers and executors follow each other in one deployment: with its disk,
+without it, and without it over several instances. Spark dies once: its state store lives in the JVM and
+its checkpoint elsewhere, so a lost local disk makes no difference to it, and neither do instances.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from tiercel.bench.measures import STABLE_LATENCY, STABLE_WINDOWS, WINDOW_NS, Outputs, window_p99
+from tiercel.bench.recover_apps import Setup
+from tiercel.bench.recover_systems import Reading, Spark, System, Tiercel
+from tiercel.bench.report import Line, percentile
+from tiercel.errors import UserError
+
+Tell = Callable[[str], None]
+
+WHATS = ("worker", "executor", "application")
+STATE_BYTES = 10_000  # of each key
+MB = 1_000_000
+TICK_S = 0.01
+FILL_ROWS = 2_000  # in one go, while the state is filled
+FILL_S_MAX = 300.0
+WARM_S = 6.0
+STEADY_S = 8.0
+NORMAL_S_MAX = 120.0
+LOOK_S = 0.25
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to measure."""
+
+    sizes_mb: Sequence[int]
+    whats: Sequence[str]
+    instances: Sequence[int]  # that take over where the local disk is lost
+    local_disk: Sequence[bool]
+    rate: int
+    read_mb_s: float  # of each reader of the backup; 0: no limit
+    spark: bool
+    seed: int
+
+
+# -- load ---------------------------------------------------------------------------------------------
+
+
+class Load:
+    """Rows of every key in turn, each with the time it is due; a late source counts as latency."""
+
+    def __init__(self, system: System, keys: int, rate: int) -> None:
+        self._system, self._keys, self._rate = system, keys, rate
+        self._sent = [0] * keys
+        self._next = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._failure: BaseException | None = None
+
+    def fill(self) -> None:
+        """Each key once, so that all of the state exists."""
+        began, before = time.monotonic(), self._system.received
+        for first in range(0, self._keys, FILL_ROWS):
+            self._system.send(self._take(min(FILL_ROWS, self._keys - first), 0))
+        while self._system.received < before + self._keys:
+            if time.monotonic() - began > FILL_S_MAX:
+                raise UserError(f"the state was not there within {FILL_S_MAX:g} s")
+            time.sleep(0.05)
+            self._system.send([])  # what still waits for company leaves
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise UserError(f"the load has ended: {self._failure}") from self._failure
+
+    def _take(self, count: int, due_ns: int) -> list[Reading]:
+        rows = []
+        for _ in range(count):
+            sensor = self._next
+            self._next = (sensor + 1) % self._keys
+            self._sent[sensor] += 1
+            rows.append((sensor, self._sent[sensor], due_ns, float(self._sent[sensor])))
+        return rows
+
+    def _run(self) -> None:
+        try:
+            begun_ns, sent = monotonic_ns(), 0
+            while not self._ending.is_set():
+                time.sleep(TICK_S)
+                rows: list[Reading] = []
+                while (due_ns := begun_ns + sent * 1_000_000_000 // self._rate) <= monotonic_ns():
+                    rows += self._take(1, due_ns)
+                    sent += 1
+                self._system.send(rows)
+        except BaseException as failure:
+            self._failure = failure
+
+
+# -- what a death cost ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Steady:
+    """What was normal before."""
+
+    p50_ms: float
+    p99_ms: float
+    worst_ms: float  # of its windows: what this machine does by itself
+
+    @classmethod
+    def of(cls, outputs: Outputs, begin_ns: int, end_ns: int) -> Steady:
+        due = outputs.due_ns
+        latency = np.sort(outputs.latency_ms[(begin_ns <= due) & (due < end_ns)])
+        windows = [p99 for p99 in window_p99(outputs, begin_ns, end_ns, WINDOW_NS) if p99 is not None]
+        return cls(percentile(latency, 0.5), percentile(latency, 0.99), max(windows, default=0.0))
+
+    @property
+    def normal_ms(self) -> float:
+        return max(STABLE_LATENCY * self.p99_ms, self.worst_ms)
+
+
+def first_output_s(outputs: Outputs, killed_ns: int) -> float | None:
+    """Until the first output of a tuple that was due after the death."""
+    came = outputs.emitted_ns[outputs.due_ns >= killed_ns]
+    return round((int(came.min()) - killed_ns) / 1e9, 3) if len(came) else None
+
+
+def normal_s(outputs: Outputs, killed_ns: int, normal_ms: float) -> float | None:
+    """Until five seconds begin in which all that is due in time comes out in time.
+
+    As `stabilise` elsewhere, by the windows of due time; that the rate is back follows from it: whatever
+    was due in a good window has come out. (The outputs of micro-batches come in bursts: their rate in
+    windows of 250 ms says nothing.)
+    """
+    until_ns = monotonic_ns() - int(normal_ms * 1e6)  # what was due later may still come in time
+    windows = window_p99(outputs, killed_ns, until_ns, WINDOW_NS)
+    good = 0
+    for n, p99 in enumerate(windows):
+        good = good + 1 if p99 is not None and p99 <= normal_ms else 0
+        if good == STABLE_WINDOWS:
+            return round((n + 1 - STABLE_WINDOWS) * WINDOW_NS / 1e9, 3)
+    return None
+
+
+def death(system: System, load: Load, kill: Callable[[], int]) -> Line:
+    """Steady, then a death, then until all is normal again."""
+    begin_ns = monotonic_ns()
+    time.sleep(STEADY_S)
+    killed_ns = kill()
+    steady = Steady.of(system.outputs(), begin_ns, killed_ns)
+    give_up = time.monotonic() + NORMAL_S_MAX
+    back: float | None = None
+    while back is None and time.monotonic() < give_up:
+        time.sleep(LOOK_S)
+        load.check()
+        back = normal_s(_settled(system.outputs()), killed_ns, steady.normal_ms)
+    return {
+        "first_output_s": first_output_s(system.outputs(), killed_ns),
+        "normal_s": back,
+        "steady_p50_ms": round(steady.p50_ms, 1),
+        "steady_p99_ms": round(steady.p99_ms, 1),
+    }
+
+
+def _settled(outputs: Outputs) -> Outputs:
+    """Of a tuple that came out twice, as it may at Spark's sink, the first time counts."""
+    order = np.lexsort((outputs.emitted_ns, outputs.due_ns, outputs.sensor))
+    sensor, due, emitted = (c[order] for c in (outputs.sensor, outputs.due_ns, outputs.emitted_ns))
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = (sensor[1:] != sensor[:-1]) | (due[1:] != due[:-1])
+    return Outputs(sensor[first], due[first], emitted[first])
+
+
+# -- the cases -------------------------------------------------------------------------------------------
+
+
+def measure(wish: Wish, tell: Tell) -> tuple[list[Line], Line]:
+    """One row for each size, kind of death, disk and number of instances; besides, all that was measured."""
+    rows: list[Line] = []
+    every: list[Line] = []
+    for what in wish.whats:
+        for size_mb in wish.sizes_mb:
+            ours = list(_tiercels(wish, what, size_mb, tell))
+            theirs = _sparks(wish, what, size_mb, tell) if wish.spark else None
+            every += ours + ([theirs] if theirs is not None else [])
+            rows += [_row(line, theirs) for line in ours]
+    return rows, {"measured": every}
+
+
+def _row(ours: Line, theirs: Line | None) -> Line:
+    spark = theirs or {}
+    return {
+        **{name: ours[name] for name in ("size_mb", "what", "local_disk", "instances")},
+        "tiercel_s": ours["first_output_s"],
+        "spark_s": spark.get("first_output_s"),
+        "ratio": _ratio(spark.get("first_output_s"), ours["first_output_s"]),
+        "tiercel_normal_s": ours["normal_s"],
+        "spark_normal_s": spark.get("normal_s"),
+        "normal_ratio": _ratio(spark.get("normal_s"), ours["normal_s"]),
+    }
+
+
+def _ratio(spark_s: float | None, tiercel_s: float | None) -> float | None:
+    return round(spark_s / tiercel_s, 1) if spark_s and tiercel_s else None
+
+
+@contextlib.contextmanager
+def running(kind: type[System], size_mb: int, rate: int, **facts: Any) -> Iterator[tuple[System, Load]]:
+    """An application with its state, warm and under load."""
+    directory = Path(tempfile.mkdtemp(prefix=f"tiercel-recover-{kind.kind}-"))
+    try:
+        with contextlib.ExitStack() as ending:
+            system = kind(Setup(str(directory), STATE_BYTES, **facts))
+            ending.callback(system.close)
+            load = Load(system, max(1, size_mb * MB // STATE_BYTES), rate)
+            load.fill()
+            load.start()
+            ending.callback(load.stop)
+            time.sleep(WARM_S)
+            yield system, load
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _tiercels(wish: Wish, what: str, size_mb: int, tell: Tell) -> Iterator[Line]:
+    facts: dict[str, Any] = {"cluster": what == "executor", "read_mb_s": wish.read_mb_s}
+    with running(Tiercel, size_mb, wish.rate, **facts) as (system, load):
+        assert isinstance(system, Tiercel)
+        for local_disk in sorted(wish.local_disk, reverse=True):
+            for instances in sorted(wish.instances):
+                if local_disk and instances > 1:
+                    continue  # what lies on the disk is opened, not read: there is nothing to divide
+                disk = "" if local_disk else ", its disk lost"
+                tell(f"Tiercel: death of the {what}, {size_mb} MB{disk}, {instances} recover")
+                line = death(system, load, lambda d=local_disk, n=instances: _kill(system, what, d, n))  # type: ignore[misc]
+                yield {
+                    "system": "tiercel",
+                    "size_mb": size_mb,
+                    "what": what,
+                    "local_disk": local_disk,
+                    "instances": instances,
+                    **line,
+                }
+
+
+def _kill(system: Tiercel, what: str, local_disk: bool, instances: int) -> int:
+    killed_ns = system.kill_application() if what == "application" else system.kill(what)
+    if not local_disk:
+        system.lose_disk()
+    if what == "application":
+        system.launch()
+        threading.Thread(target=system.wait_ready, daemon=True).start()
+    elif instances > 1:
+        system.recover_over(instances)
+    return killed_ns
+
+
+def _sparks(wish: Wish, what: str, size_mb: int, tell: Tell) -> Line:
+    tell(f"Spark: death of the {what}, {size_mb} MB")
+    with running(Spark, size_mb, wish.rate, cluster=what == "executor") as (system, load):
+        assert isinstance(system, Spark)
+
+        def kill() -> int:
+            if what != "application":
+                return system.kill(what)
+            killed_ns = system.kill_application()
+            system.launch()
+            return killed_ns
+
+        return {"system": "spark", "size_mb": size_mb, "what": what, **death(system, load, kill)}

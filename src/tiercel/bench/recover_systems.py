@@ -1,0 +1,263 @@
+"""Tiercel and Spark as the recovery benchmark sees them: rows in, outputs out, processes to kill.
+
+Responsible for: starting and killing an application, handing it rows, when which output came.
+Not responsible for: what runs in it (recover_apps.py), when it is killed and what that cost (recover.py).
+
+The application is the leader of a session of its own, which all it starts belong to: nothing else is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import monotonic_ns
+
+import msgspec
+import numpy as np
+
+import tiercel
+from tiercel.bench.averages import INPUT, SITE
+from tiercel.bench.measures import Outputs
+from tiercel.bench.outages import executor_of, spark_home
+from tiercel.bench.recover_apps import OPERATOR, Setup
+from tiercel.core.topology import instance_name
+from tiercel.errors import UserError
+from tiercel.runtime.place import Place
+from tiercel.spark.ends import RowProducer, RowSubscriber
+
+Reading = tuple[int, int, int, float]  # sensor, n, due_ns, value
+
+VICTIM = instance_name(OPERATOR, SITE, 1)
+READY_S_MAX = 120.0
+SESSION = 3  # the field of /proc/PID/stat, counted behind the name of the program
+FILE_NS = 100_000_000  # of rows in one file for Spark
+DAEMON = b"pyspark.daemon"
+
+
+def members(session: int) -> Iterator[tuple[int, list[str]]]:
+    """All processes of a session that still run, with the fields of their stat behind the name."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+            if int(fields[SESSION]) == session and fields[0] != "Z":
+                yield int(stat.parent.name), fields
+
+
+class System(ABC):
+    """One application and both of its ends."""
+
+    kind: str
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._lock = threading.Lock()
+        self._sensor, self._due, self._emitted = array("q"), array("q"), array("q")
+        self._log = setup.place / f"{self.kind}.log"
+        self.launch()
+
+    # -- its process -----------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Start the application; returns when its process runs, `wait_ready` when it works."""
+        source = str(Path(tiercel.__file__).resolve().parent.parent)
+        scratch = str(self.setup.place / "scratch")
+        Path(scratch).mkdir(exist_ok=True)
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
+            "SPARK_LOCAL_DIRS": scratch,  # what a killed process leaves is removed with the run
+        }
+        facts = msgspec.json.encode(self.setup).decode()
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tiercel.bench.recover_apps", self.kind, facts],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline():
+            words = self._log.read_text(encoding="utf-8", errors="replace")[-2_000:]
+            raise UserError(f"the {self.kind} application ended with {self.process.wait()}:\n{words}")
+
+    def kill_application(self) -> int:
+        """The driver and everything that it has started; returns when that began."""
+        begun_ns = monotonic_ns()
+        while left := [pid for pid, _ in members(self.process.pid)]:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+        return begun_ns
+
+    def close(self) -> None:
+        self.kill_application()
+        if self.setup.cluster:  # where a local-cluster's executors have worked
+            for left in (spark_home() / "work").glob("app-*"):
+                if left.stat().st_mtime > self._log.stat().st_ctime - 3_600:
+                    shutil.rmtree(left, ignore_errors=True)
+
+    # -- its ends --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def send(self, rows: Sequence[Reading]) -> None:
+        """Hand over what is due."""
+
+    @abstractmethod
+    def kill(self, what: str) -> int:
+        """Kill what has the state; returns when."""
+
+    def _came(self, sensors: Sequence[int], dues: Sequence[int], emitted: Sequence[int]) -> None:
+        with self._lock:
+            self._sensor.extend(sensors)
+            self._due.extend(dues)
+            self._emitted.extend(emitted)
+
+    @property
+    def received(self) -> int:
+        return len(self._sensor)
+
+    def outputs(self) -> Outputs:
+        with self._lock:
+            columns = [
+                np.array(column, dtype=np.int64) for column in (self._sensor, self._due, self._emitted)
+            ]
+        return Outputs(*columns)
+
+
+class Tiercel(System):
+    """A router and an instance with all of the state; clients of the public API."""
+
+    kind = "tiercel"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.wait_ready()
+        self._place = Place(setup.place / "storage")
+        stream = self._place.manifest().topology.operators[OPERATOR].output
+        self._producer = RowProducer(self._place, INPUT, name="recover")
+        self._subscriber = RowSubscriber(self._place, stream, after=0)
+        self._ending = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while not self._ending:
+            rows = self._subscriber.poll_values(0.05)
+            if rows:
+                now = monotonic_ns()
+                self._came([row[0] for row in rows], [row[4] for row in rows], [now] * len(rows))
+
+    def send(self, rows: Sequence[Reading]) -> None:
+        self._producer.send_many(rows)
+
+    def kill(self, what: str) -> int:
+        address = self._place.registry.find(VICTIM)
+        if address is None:
+            raise UserError(f"{VICTIM} does not run")
+        pid = address.pid if what == "worker" else executor_of(address.pid, [self.process.pid])
+        begun_ns = monotonic_ns()
+        os.kill(pid, signal.SIGKILL)
+        return begun_ns
+
+    def lose_disk(self) -> None:
+        """What the dead instance stored is gone."""
+        self._place.process(VICTIM).rename(self.setup.place / f"lost-{monotonic_ns()}")
+
+    def recover_over(self, instances: int) -> None:
+        assert self.process.stdin is not None
+        asked = msgspec.json.encode({"instance": VICTIM, "over": instances})
+        self.process.stdin.write(asked + b"\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self._ending = True
+        super().close()
+        for client in (self._producer.client, self._subscriber.client):
+            with contextlib.suppress(UserError):
+                client.close(0.0) if client is self._producer.client else client.close()
+
+
+class Spark(System):
+    """Its own query: files in, a sink that notes when it was given which rows."""
+
+    kind = "spark"
+
+    def __init__(self, setup: Setup) -> None:
+        (setup.place / "inputs").mkdir(exist_ok=True)
+        super().__init__(setup)
+        self._rows: list[Reading] = []
+        self._file_ns = monotonic_ns()
+        self._seen: set[str] = set()
+        self._ending = False
+        self.wait_ready()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def send(self, rows: Sequence[Reading]) -> None:
+        self._rows += rows
+        now = monotonic_ns()
+        if now - self._file_ns >= FILE_NS and self._rows:
+            inputs = self.setup.place / "inputs"
+            draft = inputs / f".{now}"  # Spark leaves such names alone
+            draft.write_text("".join(f"{s},{n},{d},{v}\n" for s, n, d, v in self._rows), encoding="ascii")
+            draft.rename(inputs / f"{now:020d}.csv")
+            self._rows, self._file_ns = [], now
+
+    def _read(self) -> None:
+        while not self._ending:
+            for path in sorted((self.setup.place / "outputs").glob("*.npy")):
+                if path.name not in self._seen:
+                    self._seen.add(path.name)
+                    sensors, _, dues, emitted = np.load(path)
+                    self._came(sensors.tolist(), dues.tolist(), emitted.tolist())
+            time.sleep(0.02)
+
+    def kill(self, what: str) -> int:
+        while True:
+            pid = self._executor() if what == "executor" else self._busy_worker()
+            if pid:
+                begun_ns = monotonic_ns()
+                os.kill(pid, signal.SIGKILL)
+                return begun_ns
+            time.sleep(0.002)
+
+    def _busy_worker(self) -> int:
+        """A Python worker with work under way: one that is idle is not missed when it dies."""
+        everyone = dict(members(self.process.pid))
+        daemons = [pid for pid in everyone if DAEMON in _command(pid)]
+        for pid in daemons:
+            if int(everyone[pid][1]) in daemons and everyone[pid][0] == "R":
+                return pid
+        return 0
+
+    def _executor(self) -> int:
+        worker = self._busy_worker()
+        return executor_of(worker, [self.process.pid]) if worker else 0
+
+    def close(self) -> None:
+        self._ending = True
+        super().close()
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
