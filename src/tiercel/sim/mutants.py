@@ -29,6 +29,9 @@ CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
 LATE = {"kinds": ("windows",), "sites_min": 2, "timed": 1.0}
 
 
+HEIRS = {"faults": ("crash",), "recoveries": 1.0}
+
+
 class Mutant(NamedTuple):
     """A planted bug: the rule of the protocol it takes out, and what is then wrong."""
 
@@ -91,6 +94,10 @@ MUTANTS: dict[str, Mutant] = {
     "held-rows-close-the-lane": Mutant(
         "R30", "held rows use up the window of the lane that would release them", ROAMING
     ),
+    "heirs-emit-again": Mutant("R8", "heirs emit what the dead instance had emitted", HEIRS),
+    "inherited-log-skipped": Mutant(
+        "P1", "heirs do not get the rows behind the dead instance's checkpoint", HEIRS
+    ),
     "emit-filter-off-by-one": Mutant("P1", "the destination also emits for the cut itself"),
     "emits-before-cut": Mutant("P3", "the destination emits before the source has stopped"),
     "timers-not-moved": Mutant("P1", "timers stay behind"),
@@ -115,7 +122,7 @@ class Kill(NamedTuple):
 
 
 def options_of(mutant: str) -> Options:
-    return Options(**{"faults": FAULTS, "mutant": mutant, **MUTANTS[mutant].focus})
+    return Options(**{"faults": FAULTS, "mutant": mutant, "recoveries": 0.0, **MUTANTS[mutant].focus})
 
 
 def check_names(names: Iterable[str]) -> None:
