@@ -105,6 +105,15 @@ def test_runs_without_faults_keep_every_promise() -> None:
     assert summary.moves > 0
 
 
+def test_instances_that_are_succeeded_by_several_keep_every_promise() -> None:
+    """Seed 306: a recovery was refused, then carried out by the same request that came again."""
+    options = Options(faults=FAULTS, sites_max=3, scales=True, recoveries=1.0)
+    seeds = [*range(30), 132, 306]
+    recoveries = [a for seed in seeds for a in scenario_of(seed, options).actions if a.kind == "recover"]
+    assert len(recoveries) >= len(seeds)
+    assert run_seeds(seeds, options, 1).violations == []
+
+
 def test_the_summary_line_has_its_one_form() -> None:
     summary = Summary()
     summary.add(

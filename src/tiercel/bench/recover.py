@@ -39,7 +39,8 @@ MB = 1_000_000
 TICK_S = 0.01
 FILL_ROWS = 2_000  # in one go, while the state is filled
 FILL_S_MAX = 300.0
-WARM_S = 6.0
+WARM_S, WARM_S_MAX = 6.0, 120.0
+WARM_TIMES = 4
 STEADY_S = 8.0
 NORMAL_S_MAX = 120.0
 LOOK_S = 0.25
@@ -170,15 +171,19 @@ def death(system: System, load: Load, kill: Callable[[], int]) -> Line:
     time.sleep(STEADY_S)
     killed_ns = kill()
     steady = Steady.of(system.outputs(), begin_ns, killed_ns)
+    if not steady.p99_ms > 0:
+        what = f"nothing came out of {system.kind} in {STEADY_S:g} s of steady load"
+        raise UserError(what, hint="a lower --rate, or a machine that is less busy")
     give_up = time.monotonic() + NORMAL_S_MAX
     back: float | None = None
     while back is None and time.monotonic() < give_up:
         time.sleep(LOOK_S)
         load.check()
         back = normal_s(_settled(system.outputs()), killed_ns, steady.normal_ms)
+    first = first_output_s(system.outputs(), killed_ns)
     return {
-        "first_output_s": first_output_s(system.outputs(), killed_ns),
-        "normal_s": back,
+        "first_output_s": first,
+        "normal_s": None if back is None else max(back, first or 0.0),
         "steady_p50_ms": round(steady.p50_ms, 1),
         "steady_p99_ms": round(steady.p99_ms, 1),
     }
@@ -238,10 +243,20 @@ def running(kind: type[System], size_mb: int, rate: int, **facts: Any) -> Iterat
             load.fill()
             load.start()
             ending.callback(load.stop)
-            time.sleep(WARM_S)
+            warm_up(system)
             yield system, load
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def warm_up(system: System) -> None:
+    """Some time, and until outputs have come again and again: a first micro-batch takes long."""
+    begun, begun_ns = time.monotonic(), monotonic_ns()
+    time.sleep(WARM_S)
+    while len(np.unique((came := system.outputs().emitted_ns)[came > begun_ns])) < WARM_TIMES:
+        if time.monotonic() - begun > WARM_S_MAX:
+            raise UserError(f"no steady output within {WARM_S_MAX:g} s", hint="a machine that is less busy")
+        time.sleep(LOOK_S)
 
 
 def _tiercels(wish: Wish, what: str, size_mb: int, tell: Tell) -> Iterator[Line]:
@@ -255,6 +270,7 @@ def _tiercels(wish: Wish, what: str, size_mb: int, tell: Tell) -> Iterator[Line]
                 disk = "" if local_disk else ", its disk lost"
                 tell(f"Tiercel: death of the {what}, {size_mb} MB{disk}, {instances} recover")
                 line = death(system, load, lambda d=local_disk, n=instances: _kill(system, what, d, n))  # type: ignore[misc]
+                tell(f"    first output after {line['first_output_s']} s, normal after {line['normal_s']} s")
                 yield {
                     "system": "tiercel",
                     "size_mb": size_mb,
@@ -289,4 +305,6 @@ def _sparks(wish: Wish, what: str, size_mb: int, tell: Tell) -> Line:
             system.launch()
             return killed_ns
 
-        return {"system": "spark", "size_mb": size_mb, "what": what, **death(system, load, kill)}
+        line = death(system, load, kill)
+        tell(f"    first output after {line['first_output_s']} s, normal after {line['normal_s']} s")
+        return {"system": "spark", "size_mb": size_mb, "what": what, **line}

@@ -95,7 +95,8 @@ def _give(router: MoveDesk, step: Step, inbox: Inbox, request: m.Succession) -> 
     inbox.update_table(step, update)
     entry = inbox.append(step, {}, Inherited(dead, update))
     for heir, keys in shares.items():
-        inbox.heirs[heir] = Inheritance(dead, keys, entry.offset)
+        through = entry.offset if router.mutant != "inherited-log-skipped" else before.applied
+        inbox.heirs[heir] = Inheritance(dead, keys, through)
         step.put(("heir", name, heir), inbox.heirs[heir])
         inbox.readers[heir] = Reader(0, before.applied, {}, before.start_watermark_ms)
         step.put(("reader", name, heir), inbox.readers[heir])

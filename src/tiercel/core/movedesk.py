@@ -364,25 +364,42 @@ class MoveDesk(Traffic):
     def retire(self, step: Step, sender: str, instance: str) -> None:
         """Let an instance go that owns nothing: from here on it holds nothing up and gets nothing."""
         inbox = self.inboxes[operator_of(instance)]
-        owns = instance in inbox.table.owners()
-        leaving = any(
-            d.source == instance and d.phase is not DeparturePhase.DONE for d in self.departures.values()
-        )
-        coming = any(
-            a.destination == instance and a.phase is not ArrivalPhase.MERGED for a in self.arrivals.values()
-        )
-        if not (owns or leaving or coming):
-            inbox.readers.pop(instance, None)
+        needed = self._needed(inbox, instance)
+        if not needed:
             inbox.feeds.pop(instance, None)
-            step.delete(("reader", inbox.name, instance))
-            step.put(("retired", inbox.name, instance), True)
+            inbox.attaching.pop(instance, None)
+            self._forget_reader(step, inbox, instance)
             for departure in list(self.departures.values()):
                 if departure.source == instance:
                     self.end_departure(step, departure)  # nobody is left to forget the keys
             for arrival in [a for a in self.arrivals.values() if a.destination == instance]:
                 del self.arrivals[arrival.move]
                 arrival.forget(step)
-        step.send_durable(sender, m.RetirementReply(instance, not (owns or leaving or coming)))
+        step.send_durable(sender, m.RetirementReply(instance, not needed))
+
+    def let_go(self, step: Step, inbox: Inbox, instance: str) -> None:
+        """Who is gone, owned nothing and took part in nothing may never come back: it holds nothing up.
+
+        It may be one that was retired while it was on its way here. If it does come, it comes as a new one.
+        """
+        moving = any(d.source == instance for d in self.departures.values())
+        moving = moving or any(a.destination == instance for a in self.arrivals.values())
+        if not moving and not self._needed(inbox, instance):
+            self._forget_reader(step, inbox, instance)
+
+    def _needed(self, inbox: Inbox, instance: str) -> bool:
+        leaving = any(
+            d.source == instance and d.phase is not DeparturePhase.DONE for d in self.departures.values()
+        )
+        coming = any(
+            a.destination == instance and a.phase is not ArrivalPhase.MERGED for a in self.arrivals.values()
+        )
+        return instance in inbox.table.owners() or leaving or coming
+
+    def _forget_reader(self, step: Step, inbox: Inbox, instance: str) -> None:
+        inbox.readers.pop(instance, None)
+        step.delete(("reader", inbox.name, instance))
+        step.put(("retired", inbox.name, instance), True)
 
     # -- time --------------------------------------------------------------------------------
 

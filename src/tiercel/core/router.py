@@ -92,7 +92,7 @@ class Router(MoveDesk):
             case Connected(peer=peer):
                 self._on_connected(step, peer)
             case Disconnected(peer=peer):
-                self._on_disconnected(peer)
+                self._on_disconnected(step, peer)
             case CheckpointLoaded():
                 raise CoreBug(self.site + ": a router does not load checkpoints")
             case _:
@@ -246,7 +246,7 @@ class Router(MoveDesk):
                 lane.pump(step)
         self.repeat_promises(step, peer)
 
-    def _on_disconnected(self, peer: str) -> None:
+    def _on_disconnected(self, step: Step, peer: str) -> None:
         self.connected.discard(peer)
         for lane in self.lanes.values():
             if lane.to == peer:
@@ -255,6 +255,7 @@ class Router(MoveDesk):
             inbox.attaching.pop(peer, None)
             if peer in inbox.feeds:
                 inbox.feeds[peer].detach()
+                self.let_go(step, inbox, peer)
         for stream in self.streams.values():
             stream.unsubscribe(peer)
         self.owed = {p: owed for p, owed in self.owed.items() if owed[0] != peer}

@@ -30,6 +30,9 @@ SPILLED = {"little_memory": 1.0, "timed": 0.0, "turns": 0.0}
 LATE = {"kinds": ("windows",), "sites_min": 2, "timed": 1.0}
 
 
+HEIRS = {"faults": ("crash",), "recoveries": 1.0}
+
+
 class Mutant(NamedTuple):
     """A planted bug: the rule of the protocol it takes out, and what is then wrong."""
 
@@ -98,6 +101,10 @@ MUTANTS: dict[str, Mutant] = {
     "held-rows-close-the-lane": Mutant(
         "R30", "held rows use up the window of the lane that would release them", ROAMING
     ),
+    "heirs-emit-again": Mutant("R8", "heirs emit what the dead instance had emitted", HEIRS),
+    "inherited-log-skipped": Mutant(
+        "P1", "heirs do not get the rows behind the dead instance's checkpoint", HEIRS
+    ),
     "emit-filter-off-by-one": Mutant("P1", "the destination also emits for the cut itself"),
     "emits-before-cut": Mutant("P3", "the destination emits before the source has stopped"),
     "timers-not-moved": Mutant("P1", "timers stay behind"),
@@ -122,7 +129,7 @@ class Kill(NamedTuple):
 
 
 def options_of(mutant: str) -> Options:
-    return Options(**{"faults": FAULTS, "mutant": mutant, **MUTANTS[mutant].focus})
+    return Options(**{"faults": FAULTS, "mutant": mutant, "recoveries": 0.0, **MUTANTS[mutant].focus})
 
 
 def check_names(names: Iterable[str]) -> None:
