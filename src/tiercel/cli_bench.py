@@ -1,4 +1,4 @@
-"""`tiercel bench`: throughput, latency, reconfigure, idle, recover.
+"""`tiercel bench`: throughput, latency, reconfigure, idle, recover, memory.
 
 Responsible for: checking what was asked for, progress on stderr, results on stdout and in files.
 Not responsible for: measuring (bench/), and what the figures mean (docs/benchmarks.md).
@@ -34,7 +34,7 @@ DURABILITIES = ("os", "disk")
 PROCESSORS = ("key-count", "running-average")
 FORMS = ("processor", "fold")
 DEATHS = ("worker", "executor", "application")
-FAULTS = ("faults", "lost", "doubled", "reordered")
+FAULTS = ("faults", "lost", "doubled", "reordered", "wrong_state")
 
 errors = Console(stderr=True)
 
@@ -206,6 +206,36 @@ def recover(
     with _measuring("recover", as_json, out, seed) as run:
         run.settings = {k: v for k, v in vars(wish).items() if k != "seed"}
         run.rows, run.more = bench_recover.measure(wish, run.tell)
+
+
+@bench.command()
+def memory(
+    state_mb: Annotated[int, typer.Option(help="State in all, of both instances together.")] = 200,
+    times: Annotated[float, typer.Option(help="How many times larger it is than what may be in memory.")] = 4,
+    state_bytes: Annotated[int, typer.Option(help="State of each key.")] = 2_048,
+    rate: Annotated[int, typer.Option(help="Tuples a second where latency is measured.")] = 2_000,
+    seconds: Annotated[float, typer.Option(help="Of each measurement.")] = 10.0,
+    repeats: Annotated[int, typer.Option(help="Of everything; the median counts.")] = 3,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """What it costs if state does not fit into memory: against the same with room for all of it.
+
+    Example: tiercel bench memory --state-mb 40 --seconds 3 --repeats 1
+    """
+    _check("--state-mb", state_mb, 1, 100_000)
+    _check("--times", times, 1, 1_000)
+    _check("--state-bytes", state_bytes, 16, 10_000_000)
+    _check("--rate", rate, 1, 1_000_000)
+    _check("--seconds", seconds, 0.5, 3_600)
+    _check("--repeats", repeats, 1, 1_000)
+    from tiercel.bench import memory as bench_memory
+
+    wish = bench_memory.Wish(state_mb, times, state_bytes, rate, seconds, repeats)
+    _check("--state-mb / --state-bytes", wish.keys, 100, 10_000_000)
+    with _measuring("memory", as_json, out, None) as run:
+        run.settings = {**vars(wish), "keys": wish.keys, "memory_bytes_max": wish.limit_bytes}
+        run.rows, run.more["repeats"] = bench_memory.measure(wish, run.tell)
 
 
 # -- around every measurement ------------------------------------------------------------------

@@ -83,6 +83,14 @@ class Loader(Worker):
     def closed_loop(self, seconds: float, warm_s: float, under_way: int) -> Answer:
         return self.ask("closed", seconds=seconds, warm_s=warm_s, under_way=under_way)
 
+    def fill(self, under_way: int) -> Answer:
+        """Every key gets a tuple, as fast as that goes."""
+        return self.ask("fill", under_way=under_way)
+
+    def favour(self, keys: int) -> None:
+        """From now on the first so many keys get nine of ten tuples; 0: all get as many."""
+        self.ask("favour", keys=keys)
+
     def start(self, rate: int, probes: Sequence[int]) -> None:
         self.ask("start", rate=rate, probes=list(probes))
 
@@ -126,6 +134,16 @@ class Serving:
                 await until_quiet(load)
                 events = load.received - at_first  # all of them, those of the warm-up too
                 return {"events_per_s": round(rate), "events": events, **self._faults()}
+            case {"do": "fill", "under_way": under_way}:
+                load.closed_loop_max = under_way
+                self._host.take(TimerFired("fill"))
+                await until(lambda: load.produced >= len(load.keys), "the keys cannot be filled")
+                load.stop()
+                await until_quiet(load)
+                return self._faults()
+            case {"do": "favour", "keys": keys}:
+                load.favoured = keys
+                return {}
             case {"do": "start", "rate": rate, "probes": probes}:
                 load.record = Record()
                 load.start_open_loop(rate, probes)

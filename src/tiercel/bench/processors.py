@@ -80,11 +80,15 @@ class HeavyAverage(StatefulProcessor):
     def __init__(self, state_bytes: int) -> None:
         self._load = bytes(n % 251 for n in range(state_bytes))
 
+    def first_load(self) -> bytes:
+        """All keys share one object until they are read from storage."""
+        return self._load
+
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._average = handle.getValueState("average", "count long, total double, load binary")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        count, total, load = self._average.get() or (0, 0.0, self._load)
+        count, total, load = self._average.get() or (0, 0.0, self.first_load())
         for row in rows:
             count += 1
             total += row.value
@@ -93,3 +97,10 @@ class HeavyAverage(StatefulProcessor):
 
     def close(self) -> None:
         """Nothing to let go."""
+
+
+class LargeAverage(HeavyAverage):
+    """The same, and each key really has so much in memory."""
+
+    def first_load(self) -> bytes:
+        return bytes(bytearray(self._load))

@@ -259,19 +259,20 @@ class Checkpointer:
 
     # -- writing it ----------------------------------------------------------------------------
 
-    def write_some(self, step: Step) -> None:
+    def write_some(self, step: Step, at_least: int = 0) -> None:
         """The next few keys of the checkpoint, or of what it has made superfluous; then others' turn."""
         taken, settings, spill = self.taken, self.instance.settings, self.instance.space.spill
         if self._swept:
-            for _ in range(min(len(self._swept), 4 * settings.slice_keys)):
+            for _ in range(min(len(self._swept), max(at_least, 4 * settings.slice_keys))):
                 step.delete(self._swept.popleft())
         elif taken is not None and not taken.complete:
-            count = max(settings.slice_keys, sum(len(s.pending) for s in taken.snapshots) // SLICES_MAX)
+            waiting = sum(len(s.pending) for s in taken.snapshots)
+            count = max(settings.slice_keys, waiting // SLICES_MAX, at_least)
             left, size = count - len(taken.seen), 0
             for snapshot in taken.snapshots:
                 if left > 0:
                     left -= snapshot.look_at(left)
-            while taken.seen and count and size < settings.chunk_bytes_max:
+            while taken.seen and count and (size < settings.chunk_bytes_max or at_least):
                 place, image = taken.seen.popleft()
                 step.put(place, image)
                 taken.written.append(place)
@@ -279,20 +280,25 @@ class Checkpointer:
                 size += (size_bytes := image.size_bytes)
                 if spill.active and place[0] == "state":
                     spill.saw(image.key, size_bytes)
-        any_left = spill.make_room(4 * settings.slice_keys, self._stored)
+        any_left = spill.make_room(max(at_least, 4 * settings.slice_keys), self._stored)
         self.try_store(step)
         if any_left or self._swept or (taken is not None and not taken.complete):
             step.timer("slice", step.now_ms + settings.capture_pause_ms)
 
     def relieve(self, step: Step) -> None:
-        """If there is too much in memory, some of it goes; or a checkpoint comes early, and then it goes."""
+        """If there is too much in memory, some of it goes; or a checkpoint comes early, and then it goes.
+
+        Entries that bring more keys than slices write would fill the memory: they write some themselves.
+        """
         spill = self.instance.space.spill
-        if spill.full_of_dirty:
-            return
-        stuck = spill.over and not spill.make_room(4 * self.instance.settings.slice_keys, self._stored)
-        if stuck or spill.checkpoint_wanted():
-            spill.full_of_dirty = True
-            self.soon(step)
+        at_least = max(4 * self.instance.settings.slice_keys, 4 * spill.newly_dirty())
+        spill.make_room(at_least, self._stored)
+        if spill.over or spill.checkpoint_wanted():
+            if not spill.checkpoint_asked:
+                spill.checkpoint_asked = True
+                self.soon(step)
+            if self._swept or (self.taken is not None and not self.taken.complete):
+                self.write_some(step, at_least)
 
     def try_store(self, step: Step) -> None:
         """A checkpoint rests on durable entries and admitted outputs only.
@@ -319,7 +325,7 @@ class Checkpointer:
         self.taken = None
         instance, cursor = self.instance, taken.cursor
         instance.space.spill.covered = cursor.generation
-        instance.space.spill.full_of_dirty = False
+        instance.space.spill.checkpoint_asked = False
         self._sweep(step, taken)
         moves = {a.move: a.position for a in cursor.arrivals}
         if instance.settings.mutant == "positions-flattened":

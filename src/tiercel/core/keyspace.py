@@ -188,7 +188,10 @@ class KeySpace:
 
     def sample_bytes(self, count: int = 8) -> list[int]:
         """The sizes of the oldest and the newest keys: a cheap guess at all of them."""
-        some = chain(islice(self.keys.items(), count), islice(reversed(self.keys.items()), count))
+        some = list(chain(islice(self.keys.items(), count), islice(reversed(self.keys.items()), count)))
+        if not some:
+            found = ((key, self.peek(key)) for key in islice(self.cold, count))
+            some = [(key, state) for key, state in found if state is not None]
         return [state.image(key, 0, 0, 0).size_bytes for key, state in some]
 
     @property

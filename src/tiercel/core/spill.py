@@ -8,8 +8,8 @@ Not responsible for: the keys themselves (keyspace.py), storing them (checkpoint
      +----------------- a row, a timer or a digest needs it -------------------+
 
 Only what a stored checkpoint holds leaves memory, and dropping it is all there is to do: nothing is written
-for it. What has changed since stays until the next checkpoint, which then comes early. So the limit is
-passed by what one checkpoint takes, and processing never waits for room.
+for it. What has changed since stays until the next checkpoint, which then comes early and is written as fast
+as keys come. So the limit is passed by what changes while one checkpoint is written, and no more.
 
 Every call makes its key dirty, so a checkpoint knows who was used since the last one: keys are ordered by
 the last checkpoint that wrote them, and a key that is in memory costs nothing more than without a limit.
@@ -52,7 +52,8 @@ class Spill:
         self.shelf: Shelf | None = None  # without one nothing leaves memory
         self.used_bytes = 0  # of the keys in `_sizes`
         self.reads = 0
-        self.full_of_dirty = False  # until the next checkpoint is stored
+        self.checkpoint_asked = False  # early, until it is stored
+        self._dirty_seen = 0
         self.covered = 0  # generation of the last checkpoint that is stored
         self._space = space
         self._sizes: OrderedDict[Key, int] = OrderedDict()  # those not used for longest first
@@ -108,6 +109,12 @@ class Spill:
             if self.used_bytes <= self.limit_bytes:
                 break
         return any_left
+
+    def newly_dirty(self) -> int:
+        """How many keys have changed since the last look or checkpoint."""
+        now, before = len(self._space.dirty), self._dirty_seen
+        self._dirty_seen = now
+        return now - before if now >= before else now
 
     def checkpoint_wanted(self) -> bool:
         """Half of what may be in memory has changed: an early checkpoint lets it go."""

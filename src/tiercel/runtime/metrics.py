@@ -50,6 +50,8 @@ class Line(msgspec.Struct, frozen=True):
     state_bytes: int | None  # estimated from a few keys
     busy: float  # share of the time in which its loop had work
     moves: int  # under way
+    hot_keys: int | None = None  # decoded in memory; the others are read back when they are needed
+    read_back: float | None = None  # keys per second
 
 
 class Meter:
@@ -104,6 +106,8 @@ class Meter:
             state_bytes=_whole(gauges.get("state_bytes")),
             busy=round(min(1.0, (busy_s - self._busy_s) / took_s), 4),
             moves=int(gauges.get("moves", 0)),
+            hot_keys=_whole(gauges.get("hot_keys")),
+            read_back=round(grown["read_back"] / took_s, 1) if "read_back" in grown else None,
         )
         self._at_s, self._busy_s, self._before = now_s, busy_s, gauges
         return line

@@ -24,7 +24,8 @@ FOREVER = 1 << 62  # a DataFrame that is asked again shows what has come since
 WAIT_S = 0.3  # one wait for news; Spark asks again at once, and may stop the query in between
 SCHEMA = """
     at timestamp, site string, process string, kind string, operator string, rate double, outputs double,
-    latency_ms double, lag bigint, state_keys bigint, state_bytes bigint, busy double, moves int
+    latency_ms double, lag bigint, state_keys bigint, state_bytes bigint, busy double, moves int,
+    hot_keys bigint, read_back double
 """
 
 
@@ -106,4 +107,6 @@ def _row(line: Line) -> tuple[Any, ...]:
         line.state_bytes,
         line.busy,
         line.moves,
+        line.hot_keys,
+        line.read_back,
     )
