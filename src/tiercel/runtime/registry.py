@@ -1,11 +1,12 @@
 """Who listens where: one small file per process in a directory that all of a deployment see.
 
-Responsible for: finding a peer's address, and telling a process that it is no longer wanted.
+Responsible for: finding a peer's address, signs of life, and telling a process that it is no longer wanted.
 Not responsible for: trust (link.py proves who is at an address), starting processes (spark/).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -54,6 +55,18 @@ class Registry:
 
     def withdraw(self, name: str) -> None:
         self._place(name, "address").unlink(missing_ok=True)
+
+    def beat(self, name: str) -> None:
+        """A sign of life."""
+        with contextlib.suppress(OSError):  # nobody waits for it, or the disk has a bad moment
+            os.utime(self._place(name, "address"))
+
+    def last_beat(self, name: str) -> int:
+        """Changes with every sign of life; 0: it does not listen."""
+        try:
+            return self._place(name, "address").stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def dismiss(self, name: str) -> None:
         """Ask a process to end; it looks here a few times a second."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -84,22 +84,30 @@ def is_newest(directory: Path, backup: ProcessBackup, head: Header) -> bool:
 
 def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) -> Header:
     """Make a store out of a backup; what lies there is set aside. All or nothing: every file is checked."""
+    last: list[Header] = []
+
+    def parts() -> Iterator[list[Pair]]:
+        for piece in backup.pieces(up_to):
+            last[:] = [piece.header]
+            yield piece.pairs
+
+    def numbers() -> tuple[int, int]:
+        more = AFTER_DAMAGE if up_to is not None else 0
+        return max(backup.last_life(), last[0].life), last[0].through + more
+
+    set_in_place(directory, parts(), numbers)
+    return last[0]
+
+
+def set_in_place(
+    directory: Path, parts: Iterable[Iterable[Pair]], numbers: Callable[[], tuple[int, int]]
+) -> None:
+    """Make a store out of parts, all or nothing; what lies there is set aside."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        last: list[Header] = []
-
-        def parts() -> Iterator[list[Pair]]:
-            for piece in backup.pieces(up_to):
-                last[:] = [piece.header]
-                yield piece.pairs
-
-        def numbers() -> tuple[int, int]:
-            more = AFTER_DAMAGE if up_to is not None else 0
-            return max(backup.last_life(), last[0].life), last[0].through + more
-
         store = draft / "store"
-        fill(store, parts(), numbers)
+        fill(store, parts, numbers)
         if directory.exists():
             aside = directory.with_name(f"{directory.name}.older")
             shutil.rmtree(aside, ignore_errors=True)
@@ -107,7 +115,6 @@ def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) ->
         store.rename(directory)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return last[0]
 
 
 @contextlib.contextmanager

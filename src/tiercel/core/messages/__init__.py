@@ -84,6 +84,15 @@ from tiercel.core.messages.moves import (
     StatusQuery,
     StatusReply,
 )
+from tiercel.core.messages.replicas import (
+    CopyBatch,
+    CopyPart,
+    CopyPull,
+    CopyQuery,
+    CopyReceipt,
+    CopyRefused,
+    CopyState,
+)
 
 __all__ = [
     "AbortNotice",
@@ -100,6 +109,13 @@ __all__ = [
     "ChunkReceipt",
     "Confirmed",
     "Consumed",
+    "CopyBatch",
+    "CopyPart",
+    "CopyPull",
+    "CopyQuery",
+    "CopyReceipt",
+    "CopyRefused",
+    "CopyState",
     "Cut",
     "DepartureRole",
     "Digests",
