@@ -52,8 +52,6 @@ from tiercel.core.events import (
 )
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
-from tiercel.core.settings import Settings
-from tiercel.runtime.heart import Heart
 from tiercel.runtime.link import HandshakeFailed
 from tiercel.runtime.metrics import Meter
 from tiercel.runtime.peers import LOOK_S, Peers
@@ -68,7 +66,6 @@ log = logging.getLogger(__name__)
 
 TURN_MS_MAX = 2.0  # then what is ready leaves, even if more has come: latency under load
 LINGER_S = 0.002  # what nobody waits for may wait for company: a write is what costs most
-SUSPECT_MS = Settings().suspect_ms
 STORY_MAX = 200  # notes kept for the report of a failure
 
 
@@ -117,7 +114,6 @@ class Host:
         backup: Safekeeping | None = None,
         replication: Replication | None = None,
         life: int | None = None,
-        suspect_ms: float = SUSPECT_MS,
         bind: str = "127.0.0.1",
         advertise: str = "",
         port: int = 0,
@@ -142,7 +138,6 @@ class Host:
         if life is None:
             life = store.life if store is not None else time.time_ns()  # a later start has a larger one
         self._life = life
-        self._suspect_ms = suspect_ms
         self._dials = dials
         self._listens = listens
         self._advertise = advertise or bind
@@ -177,7 +172,6 @@ class Host:
         self._loop = loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = loop.create_future()
         looking: asyncio.Task[None] | None = None
-        heart: Heart | None = None
         try:
             if self._replication is not None:
                 self._replication.start(self._say_at_once, self._drop, self._vouch)
@@ -185,14 +179,11 @@ class Host:
                 self._backup.start(lambda seq: loop.call_soon_threadsafe(self._on_shipped, seq))
             if self._listens:
                 self._publish(await self._peers.listen(), stage, attempt, task, executor)
-                heart = Heart(self._registry, self.name, self._suspect_ms)
                 looking = loop.create_task(self._look_whether_wanted())
                 tame_collector()
             self._peers.dial()
             self.ended_because = await self._ended
         finally:
-            if heart is not None:
-                heart.stop()
             if looking is not None:
                 looking.cancel()
             for timer in self._timers.values():

@@ -58,13 +58,13 @@ class Registry:
 
     def beat(self, name: str) -> None:
         """A sign of life."""
-        with contextlib.suppress(OSError):  # nobody waits for it, or the disk has a bad moment
-            os.utime(self._place(name, "address"))
+        with contextlib.suppress(OSError):  # the disk may have a bad moment, or be full
+            self._place(name, "beat").touch()
 
     def last_beat(self, name: str) -> int:
-        """Changes with every sign of life; 0: it does not listen."""
+        """Changes with every sign of life; 0: there was none."""
         try:
-            return self._place(name, "address").stat().st_mtime_ns
+            return self._place(name, "beat").stat().st_mtime_ns
         except OSError:
             return 0
 
@@ -75,11 +75,12 @@ class Registry:
     def welcome(self, name: str) -> None:
         """Take a dismissal back, and forget where an earlier life listened: nobody is there."""
         self._place(name, "dismissed").unlink(missing_ok=True)
+        self._place(name, "beat").unlink(missing_ok=True)
         self.withdraw(name)
 
     def clear(self) -> None:
         """Forget everyone: no process of this deployment is meant to run yet."""
-        for kind in ("address", "dismissed"):
+        for kind in ("address", "beat", "dismissed"):
             for path in self._directory.glob(f"*.{kind}"):
                 path.unlink(missing_ok=True)
 

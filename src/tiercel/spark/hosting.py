@@ -40,6 +40,7 @@ from tiercel.core.instance import Instance
 from tiercel.core.router import Router
 from tiercel.core.topology import operator_of, site_of
 from tiercel.errors import UserError
+from tiercel.runtime.heart import Heart
 from tiercel.runtime.host import Host, Machine
 from tiercel.runtime.keeper import Keeper
 from tiercel.runtime.lives import Lives
@@ -124,7 +125,6 @@ def build_host(
         store=store,
         backup=backup,
         replication=replication,
-        suspect_ms=settings.suspect_ms,
         bind=manifest.bind,
         advertise=manifest.address_of(name),
         port=manifest.ports.get(name, 0),
@@ -142,7 +142,6 @@ def build_replica(place: Place, name: str) -> Host:
         place.registry,
         place.secret,
         life=Lives(place.lives, name).claim(0).life,
-        suspect_ms=manifest.settings.suspect_ms,
         bind=manifest.bind,
         advertise=manifest.address_of(name),
         tls=manifest.tls,
@@ -180,13 +179,12 @@ def task(
         for batch in batches:
             context = TaskContext.get()
             assert context is not None
-            host = build(Place(directory), name, plan)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(
-                    host.run(
-                        context.stageId(), context.attemptNumber(), context.taskAttemptId(), executor_here()
-                    )
-                )
+            place = Place(directory)
+            facts = (context.stageId(), context.attemptNumber(), context.taskAttemptId(), executor_here())
+            with Heart(place.registry, name, place.manifest().settings.suspect_ms):
+                host = build(place, name, plan)
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    runner.run(host.run(*facts))
             yield batch
 
     return run
@@ -312,7 +310,7 @@ class Hosting:
         log.warning("%s gave no sign of life for %.1f s: it is started again", name, silent_s)
         self.suspicions[name] = self.suspicions.get(name, 0) + 1
         self._suspected.add(name)
-        self._registry.withdraw(name)
+        self._registry.welcome(name)
         self._backend.cancel(name)
 
     def evict(self) -> None:
