@@ -160,7 +160,7 @@ def test_a_feed_commits_its_offsets_only_when_a_replica_holds_the_rows(
             os.kill(stopped, signal.SIGSTOP)
             try:
                 add(1)
-                while not any((live.place.feeds).glob("*/1.json")):  # planned, and sent to the router
+                while not any(live.place.feeds.glob("*/1/*.frames")):  # staged, not published
                     time.sleep(0.05)
                 time.sleep(2.0)
                 assert committed() == {"0"}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from tiercel.errors import UserError
 from tiercel.runtime.backups import ProcessBackup
 from tiercel.runtime.locations import Location
 from tiercel.runtime.pieces import Header, Pair
@@ -124,7 +125,13 @@ def readable(place: Place) -> Iterator[Path]:
     Processes that store on disks of their executors are seen as their backup has them.
     """
     manifest = place.manifest()
-    if not manifest.local or manifest.backup is None:
+    if manifest.local and manifest.backup is None:
+        raise UserError(
+            "the processes store on disks of their executors, and only their replicas hold copies",
+            expected="a backup to look into, or no local=",
+            hint="tiercel.start(..., durability='replica', backup=...)",
+        )
+    if manifest.backup is None or not manifest.local:
         yield place.directory / "processes"
         return
     location = Location(manifest.backup.location)
