@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tiercel.core import messages, settings
-from tiercel.core.messages import clients, instances, lanes, moves
+from tiercel.core.messages import clients, instances, lanes, moves, replicas
 from tiercel.sim.mutants import DIRECTED, MUTANTS
 
 HERE = Path(__file__).resolve().parent
@@ -118,6 +118,14 @@ WAYS: dict[str, Way] = {
     "Said": ("instance -> its router, around what it says about a move", "as what it carries"),
     "Halt": ("router -> instance", WHEN_DURABLE),
     "Shadow": ("destination's router -> destination", NOW),
+    # replicas
+    "CopyQuery": ("process -> replica", NOW),
+    "CopyState": ("replica -> process", NOW),
+    "CopyRefused": ("replica -> process", NOW),
+    "CopyPart": ("process -> replica, or back", "what is committed"),
+    "CopyBatch": ("process -> replica", "after the commit, each turn"),
+    "CopyReceipt": ("replica -> process", NOW),
+    "CopyPull": ("process -> replica", NOW),
 }
 
 # -- rules ---------------------------------------------------------------------------------------
@@ -308,7 +316,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def messages_page() -> str:
-    groups = [clients, instances, lanes, moves]
+    groups = [clients, instances, lanes, moves, replicas]
     known = {cls.__name__ for module in groups for cls in message_classes(module)}
     public = set(messages.__all__) - {"Message", "AnyNotice"}
     if not known == public == set(WAYS):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
 from tiercel.core.instance import Instance
@@ -18,8 +19,12 @@ from tiercel.core.router import Router
 from tiercel.core.settings import Settings
 from tiercel.core.topology import Operator, Stream, Topology, instance_name
 from tiercel.runtime.host import Host
-from tiercel.runtime.place import BackupPlan, Manifest, Place, StreamFacts
-from tiercel.runtime.storing import directory_of, open_storage
+from tiercel.runtime.keeper import Keeper
+from tiercel.runtime.lives import Lives
+from tiercel.runtime.place import BackupPlan, Manifest, Place, ReplicaPlan, StreamFacts
+from tiercel.runtime.replicated import open_replicated
+from tiercel.runtime.replication import Fenced, replica_name
+from tiercel.runtime.storing import directory_of
 from tiercel.workloads.processors import PlainCode
 
 SITE, INPUT, OUTPUT, OPERATOR = "cloud", "readings", "counts", "count"
@@ -43,30 +48,49 @@ class Counting:
     def close(self) -> None: ...
 
 
-def make_place(directory: Path, backup: BackupPlan | None = None, local: str = "", **settings: Any) -> Place:
+def make_place(
+    directory: Path,
+    backup: BackupPlan | None = None,
+    local: str = "",
+    replicas: ReplicaPlan | None = None,
+    **settings: Any,
+) -> Place:
     operator = Operator(OPERATOR, (INPUT,), OUTPUT, (INSTANCE,))
     topology = Topology({SITE: None}, {OUTPUT: Stream(OUTPUT, SITE)}, {OPERATOR: operator})
     streams = {INPUT: StreamFacts("{}", ("key",)), OUTPUT: StreamFacts("{}", (), written_by=OPERATOR)}
     place = Place(directory)
-    place.write(Manifest("small", topology, streams, Settings(**settings), backup=backup, local=local))
+    made = Manifest("small", topology, streams, Settings(**settings), backup=backup, local=local)
+    if replicas is not None:
+        made = msgspec.structs.replace(made, durability="replica", replicas=replicas)
+    place.write(made)
     return place
 
 
 def router_host(place: Place, executor: str = "", **options: Any) -> Host:
     manifest = place.manifest()
-    store, backup = open_storage(directory_of(place, manifest, SITE, executor), manifest, SITE)
+    directory = directory_of(place, manifest, SITE, executor)
+    (store, backup), replication = open_replicated(place, manifest, SITE, directory, executor)
     router = Router(SITE, manifest.topology, manifest.settings, store.life, store.items())
-    return Host(SITE, router, place.registry, place.secret, store=store, backup=backup, **options)
+    known: dict[str, Any] = {"store": store, "backup": backup, "replication": replication}
+    return Host(SITE, router, place.registry, place.secret, **known, **options)
 
 
 def instance_host(place: Place, executor: str = "", name: str = INSTANCE, **options: Any) -> Host:
     manifest = place.manifest()
     directory = directory_of(place, manifest, name, executor)
-    store, backup = open_storage(directory, manifest, name, is_instance=True)
+    opened = open_replicated(place, manifest, name, directory, executor, is_instance=True)
+    (store, backup), replication = opened
     operator = manifest.topology.operators[OPERATOR]
     instance = Instance(name, operator, PlainCode(Counting()), manifest.settings, store.life)
-    known = {"dials": [SITE], "store": store, "backup": backup}
+    known: dict[str, Any] = {"dials": [SITE], "store": store, "backup": backup, "replication": replication}
     return Host(name, instance, place.registry, place.secret, **known, **options)
+
+
+def replica_host(place: Place, number: int = 1, **options: Any) -> Host:
+    name = replica_name(SITE, number)
+    keeper = Keeper(lambda process: Lives(place.lives, process).last())
+    life = Lives(place.lives, name).claim(0).life
+    return Host(name, keeper, place.registry, place.secret, life=life, **options)
 
 
 class Running:
@@ -74,6 +98,7 @@ class Running:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self.failure: BaseException | None = None  # what ended it
         self._loop = uvloop.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -88,8 +113,15 @@ class Running:
             self._started.set()
             await serving
 
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(serve())
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(serve())
+        except Fenced as failure:
+            self.failure = failure
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
 
     def call(self, what: Callable[[], Any]) -> Any:
         """In the host's thread."""

@@ -30,7 +30,7 @@ bench = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-DURABILITIES = ("os", "disk")
+DURABILITIES = ("os", "disk", "replica")
 PROCESSORS = ("key-count", "running-average")
 FORMS = ("processor", "fold")
 DEATHS = ("worker", "executor", "application")
@@ -47,7 +47,7 @@ Keys = Annotated[int, typer.Option(help="How many keys.")]
 @bench.command()
 def throughput(
     seconds: Annotated[float, typer.Option(help="Of sustained load for each processor.")] = 30.0,
-    durability: Annotated[str, typer.Option(help="os or disk.")] = "os",
+    durability: Annotated[str, typer.Option(help="os, disk or replica.")] = "os",
     processors: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(PROCESSORS),
     forms: Annotated[str, typer.Option(help="How each is written, comma-separated.")] = ",".join(FORMS),
     spark_rows: Annotated[
@@ -93,6 +93,7 @@ def latency(
     seconds: Annotated[float, typer.Option(help="Of each measurement.")] = 10.0,
     repeats: Annotated[int, typer.Option(help="Of everything; the median counts.")] = 5,
     keys: Keys = 1_000,
+    durabilities: Annotated[str, typer.Option(help="Comma-separated: os, disk, replica.")] = "os,disk",
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -104,11 +105,14 @@ def latency(
     _check("--seconds", seconds, 0.5, 3_600)
     _check("--repeats", repeats, 1, 1_000)
     _check("--keys", keys, 1, 1_000_000)
+    kinds = [kind.strip() for kind in durabilities.split(",")]
+    _choose("--durabilities", kinds, DURABILITIES)
     from tiercel.bench import latency as bench_latency
 
     with _measuring("latency", as_json, out, None) as run:
         run.settings = {"rates": wanted, "seconds": seconds, "repeats": repeats, "keys": keys}
-        run.rows, run.more["repeats"] = bench_latency.measure(wanted, seconds, repeats, keys, run.tell)
+        measured = bench_latency.measure(wanted, seconds, repeats, keys, run.tell, kinds)  # type: ignore[arg-type]
+        run.rows, run.more["repeats"] = measured
 
 
 @bench.command()

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tiercel.bench.deployed import SLOTS, loaded
+from tiercel.bench.deployed import PROCESSES, loaded
 from tiercel.bench.echo import Echo, echoing
 from tiercel.bench.loader import Loader
 from tiercel.bench.report import Line, median_line
@@ -22,21 +22,27 @@ from tiercel.spark.session import open_session
 Tell = Callable[[str], None]
 
 RATES = (1_000, 10_000, 50_000)
-DISK_RATE = 10_000
+SAFER_RATE = 10_000  # of the durabilities other than `os`
 WARM_S = 1.0
 
 
 def measure(
-    rates: Sequence[int], seconds: float, repeats: int, keys: int, tell: Tell
+    rates: Sequence[int],
+    seconds: float,
+    repeats: int,
+    keys: int,
+    tell: Tell,
+    durabilities: Sequence[Durability] = ("os", "disk"),
 ) -> tuple[list[Line], list[Line]]:
     """Rows by the median, and every repeat."""
-    spark = open_session("tiercel-bench", slots=SLOTS)
+    spark = open_session("tiercel-bench", slots=len(durabilities) * (PROCESSES + 1) + 2)
     every: list[Line] = []
-    cases: list[tuple[int, Durability]] = [(rate, "os") for rate in rates] + [(DISK_RATE, "disk")]
+    cases: list[tuple[int, Durability]] = [(rate, "os") for rate in rates if "os" in durabilities]
+    cases += [(SAFER_RATE, durability) for durability in durabilities if durability != "os"]
     try:
         with contextlib.ExitStack() as stack:
             tell("starting the deployments")
-            loaders = {d: stack.enter_context(loaded(spark, keys, durability=d))[1] for d in _kinds()}
+            loaders = {d: stack.enter_context(loaded(spark, keys, durability=d))[1] for d in durabilities}
             echo = stack.enter_context(echoing())
             for repeat in range(1, repeats + 1):
                 for rate, durability in cases:
@@ -51,10 +57,6 @@ def measure(
         medians = median_line(mine) | {"faults": sum(line["faults"] for line in mine)}
         rows.append({"rate": rate} | {k: v for k, v in medians.items() if k not in ("repeat", "rate")})
     return rows, every
-
-
-def _kinds() -> tuple[Durability, ...]:
-    return ("os", "disk")
 
 
 def _one(echo: Echo, loader: Loader, rate: int, durability: str, seconds: float) -> Line:

@@ -15,6 +15,7 @@ class Settings(msgspec.Struct, frozen=True):
     checkpoint_ms: float = 1000.0  # recovery replays at most about this much
     move_deadline_ms: float = 30_000.0  # a move that is not decided by then is undone
     takeover_ms: float = 2_000.0  # a source silent this long after the flip loses its last word
+    suspect_ms: float = 10_000.0  # a process without any sign of life for so long is started again
     compare_wait_ms: float = 1_000.0  # an overloaded source may owe its digest; do not wait for ever
 
     dispatch_rows_max: int = 20_000  # rows on their way to one instance, unprocessed

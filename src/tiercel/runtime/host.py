@@ -57,6 +57,7 @@ from tiercel.runtime.link import HandshakeFailed
 from tiercel.runtime.metrics import Meter
 from tiercel.runtime.peers import LOOK_S, Peers
 from tiercel.runtime.registry import Address, Registry
+from tiercel.runtime.replication import Fenced, Replication
 from tiercel.runtime.safekeeping import Safekeeping
 from tiercel.runtime.store import Store
 from tiercel.runtime.tls import TlsFiles
@@ -113,6 +114,8 @@ class Host:
         dials: Callable[[], Iterable[str]] | Iterable[str] = (),
         store: Store | None = None,
         backup: Safekeeping | None = None,
+        replication: Replication | None = None,
+        life: int | None = None,
         bind: str = "127.0.0.1",
         advertise: str = "",
         port: int = 0,
@@ -134,15 +137,20 @@ class Host:
         self._registry = registry
         self._store = store
         self._backup = backup
+        self._replication = replication
+        if life is None:
+            life = store.life if store is not None else time.time_ns()  # a later start has a larger one
+        self._life = life
+        self._dials = dials
         self._listens = listens
         self._advertise = advertise or bind
         self._peers = Peers(
             self,
             name,
             secret,
-            store.life if store is not None else time.time_ns(),  # a later start has a larger one
+            life,
             registry,
-            dials=dials,
+            dials=self._whom_to_dial,
             bind=bind,
             port=port,
             tls=tls,
@@ -169,6 +177,8 @@ class Host:
         self._ended: asyncio.Future[str] = loop.create_future()
         looking: asyncio.Task[None] | None = None
         try:
+            if self._replication is not None:
+                self._replication.start(self._say_at_once, self._drop, self._vouch)
             if self._backup is not None:
                 self._backup.start(lambda seq: loop.call_soon_threadsafe(self._on_shipped, seq))
             if self._listens:
@@ -195,8 +205,7 @@ class Host:
     def _publish(self, where: tuple[int, str], stage: int, attempt: int, task: int, executor: str) -> None:
         """Tell everyone where we listen. A client does not: nobody needs to find it."""
         port, nearby = where
-        life = self._store.life if self._store is not None else 1
-        here = (self.name, self._advertise, port, os.getpid(), life, nearby)
+        here = (self.name, self._advertise, port, os.getpid(), self._life, nearby)
         self._registry.publish(Address(*here, stage, attempt, task, executor))
 
     def end(self, reason: str) -> None:
@@ -206,24 +215,51 @@ class Host:
     async def _look_whether_wanted(self) -> None:
         while not self._registry.dismissed(self.name):  # another process makes the file
             await asyncio.sleep(LOOK_S)
+            latest = self._registry.find(self.name)
+            if latest is not None and latest.life > self._life:
+                self._give_way(f"life {self._life} of {self.name} ends: life {latest.life} has begun")
+            if self._replication is not None:
+                self._replication.choose()
             if self._registry.checkpoint_asked(self.name):
                 self.take(TimerFired("checkpoint"))
             if self._meter is not None:
                 self._meter.tick(self.busy_s)
         self.end("dismissed")
 
+    def _give_way(self, reason: str) -> None:
+        """We were believed dead, and another life has begun: ours ends, whatever it was about to do."""
+        log.warning("%s", reason)
+        if not self._ended.done():
+            self._ended.set_exception(Fenced(reason))
+
     # -- what our peers do ---------------------------------------------------------------------
 
+    def _whom_to_dial(self) -> Iterable[str]:
+        wanted = self._dials() if callable(self._dials) else self._dials
+        return wanted if self._replication is None else [*wanted, *self._replication.dials()]
+
     def peer_connected(self, peer: str) -> None:
-        self.take(Connected(peer))
+        if self._replication is not None and self._replication.concerns(peer):
+            self._replication.connected(peer)
+        else:
+            self.take(Connected(peer))
 
     def peer_disconnected(self, peer: str) -> None:
+        if self._replication is not None and self._replication.concerns(peer):
+            self._replication.disconnected(peer)
+            return
         self._out.pop(peer, None)
         if self._backup is not None:
             self._backup.forget(peer)
         self.take(Disconnected(peer))
 
     def peer_said(self, peer: str, messages: list[Message]) -> None:
+        if self._replication is not None and self._replication.concerns(peer):
+            try:
+                self._replication.take(peer, messages)
+            except Fenced as fenced:
+                self._give_way(str(fenced))
+            return
         self._waiting.extend([Received(peer, message) for message in messages])
         self._plan()
 
@@ -257,6 +293,8 @@ class Host:
             self._leave()
             if self._store is not None and self._durable < self._store.queued:
                 self._commit(self._store)
+                if self._replication is not None:
+                    self._replication.flush()
                 self._leave()
         except Exception as error:
             log.exception("%s failed; its last words:\n%s", self.name, "\n".join(self.story))
@@ -298,7 +336,7 @@ class Host:
                 self._sync()
                 return
             self._synced = seq
-            if self._backup is not None and self._backup.safe_first:
+            if self._replication is not None or (self._backup is not None and self._backup.safe_first):
                 return
             self._durable = seq
             self._perform(self.machine.on_event(Durable(seq), self._clock()))
@@ -365,6 +403,11 @@ class Host:
         if self._backup is not None and self._backup.holds(to, message, self._needed_store().written):
             return
         self._say(to, message)
+
+    def _say_at_once(self, to: str, message: Message) -> None:
+        link = self._links.get(to)
+        if link is not None:
+            link.send([message])
 
     def _say(self, to: str, message: Message) -> None:
         said = self._out.get(to)
@@ -455,6 +498,8 @@ class Host:
         safe = self._synced
         if self._backup is not None and self._backup.safe_first:
             safe = min(safe, self._backup.shipped)
+        if self._replication is not None:
+            safe = min(safe, self._replication.safe)
         if safe > self._durable:
             self._durable = safe
             self.take(Durable(safe))

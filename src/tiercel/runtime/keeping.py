@@ -14,7 +14,7 @@ import msgspec
 
 from tiercel.errors import UserError
 from tiercel.runtime.locations import Location
-from tiercel.runtime.place import BackupPlan, Manifest
+from tiercel.runtime.place import BackupPlan, Manifest, ReplicaPlan
 
 EVERY_S = (0.01, 3_600.0)
 KEEP = (1, 1_000)
@@ -26,17 +26,20 @@ class Keeping(NamedTuple):
 
     backup: BackupPlan | None = None
     local: str = ""
+    replicas: ReplicaPlan | None = None
 
     @classmethod
-    def of(cls, backup: str | Mapping[str, Any] | None, local: str | Path | None) -> Keeping:
+    def of(
+        cls, backup: str | Mapping[str, Any] | None, local: str | Path | None, durability: str = "os"
+    ) -> Keeping:
         plan = parse_backup(backup)
         place = "" if local is None else str(local)
         if local is not None and not Path(place).is_absolute():
             raise UserError(f"local = {place!r}", expected="an absolute path, as /mnt/disk/tiercel")
-        if place and plan is None:
+        if place and plan is None and durability != "replica":
             raise UserError(
                 "local= without backup=: an executor that is lost would take its state along",
-                expected="a backup that processes are restored from on another executor",
+                expected="a backup that processes are restored from elsewhere, or durability 'replica'",
                 hint='tiercel.start(..., local="/mnt/disk", backup="file:///backups/app")',
             )
         return cls(plan, place)
@@ -51,7 +54,13 @@ class Keeping(NamedTuple):
                     expected="the same location while local= is used: processes are restored from there",
                     hint="let it run once without local= where both can be seen",
                 )
-        return msgspec.structs.replace(manifest, backup=self.backup, local=self.local)
+            if self.backup is None and found.local != self.local:
+                raise UserError(
+                    f"local = {self.local!r}, but what there is lies in {found.local or 'the storage'!r}",
+                    expected="the same local= as before: replicas hold copies only while it runs",
+                    hint="let it run once with backup= and the old local=, then with backup= and the new one",
+                )
+        return msgspec.structs.replace(manifest, backup=self.backup, local=self.local, replicas=self.replicas)
 
 
 def parse_backup(backup: str | Mapping[str, Any] | None) -> BackupPlan | None:

@@ -255,6 +255,11 @@ class Link(asyncio.Protocol):
         self._owner.link_failed(self, violation)
         self.close()
 
+    def abort(self) -> None:
+        """End at once: nobody is there to take what was written."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def close(self) -> None:
         """Send what was written, then end."""
         if self._transport is not None:

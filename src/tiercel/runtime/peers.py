@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 DIAL_S = 0.05  # between attempts to reach a peer
 DIAL_AGAIN_S = 1.0  # after one with whom no handshake succeeds: it will hardly be better soon
 LOOK_S = 0.25  # between looks whom to dial, and whether we are still wanted
+RENEWED_S = 1.0  # between looks whether a peer has been started again, while the older one says nothing
 CLOSE_S_MAX = 1.0  # for a peer to take what was already written to it
 MISTRUSTED_MAX = 3  # in a row; once may be a stranger at the port of a peer that is started again elsewhere
 STRANGERS_MAX = 128  # connections without a handshake; beyond it the one that has taken longest ends
@@ -147,8 +148,17 @@ class Peers:
                     address = self._registry.find(peer)
                     link = None if address is None else await self._dial(address)
             if link is not None:
-                await asyncio.wait([link.closed])  # a plain await would let our end cancel it
+                await self._until_lost(link, peer)
             await asyncio.sleep(DIAL_AGAIN_S if link is not None and link.failed else DIAL_S)
+
+    async def _until_lost(self, link: Link, peer: str) -> None:
+        """Until it ends, or a later life of the peer listens: this one was stopped, or its machine lost."""
+        while not link.closed.done():
+            await asyncio.wait([link.closed], timeout=RENEWED_S)  # a plain await would let our end cancel it
+            address = self._registry.find(peer)
+            if address is not None and address.life > link.peer_life > 0 and not link.closed.done():
+                log.warning("%s: %s has been started again, we leave the older one", self.name, peer)
+                link.abort()
 
     async def _dial(self, address: Address) -> Link:
         """By the nearest way: a Unix socket if we can see it, else TCP. Both begin with the handshake."""

@@ -9,6 +9,7 @@ Not responsible for: what the processes store (store.py), where they listen (reg
       secret             proves membership; readable by its owner only
       lock               held by the driver that runs the deployment
       registry/          who listens where
+      lives/NAME/        the lives that have begun, where a process's own disk is not the only copy
       processes/NAME/    one RocksDB per router, instance and controller
       metrics/NAME.jsonl a line per second and process
       feeds/             staged batches of DataFrame feeds
@@ -35,7 +36,7 @@ from tiercel.runtime.tls import TlsFiles
 FORMAT = 1  # of everything below this directory
 SECRET_BYTES = 32
 
-Durability = Literal["os", "disk"]
+Durability = Literal["os", "disk", "replica"]
 
 
 class StreamFacts(msgspec.Struct, frozen=True):
@@ -58,6 +59,13 @@ class BackupPlan(msgspec.Struct, frozen=True):
     read_mb_s: float = 0.0  # what each process that is restored reads in a second at most; 0: no limit
 
 
+class ReplicaPlan(msgspec.Struct, frozen=True):
+    """Who holds a copy of everything durable, for durability `replica`."""
+
+    per_site: int = 1  # tasks that hold copies; with two, each process has one on another executor
+    apart: bool = False  # only a copy on another executor counts
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What runs in this directory."""
 
@@ -73,6 +81,7 @@ class Manifest(msgspec.Struct, frozen=True):
     tls: TlsFiles | None = None  # for all connections; every machine has its files at these paths
     backup: BackupPlan | None = None
     local: str = ""  # where routers and instances keep what they store; empty: in this directory
+    replicas: ReplicaPlan | None = None
     format: int = FORMAT
 
     def address_of(self, process: str) -> str:
@@ -96,6 +105,10 @@ class Place:
     @property
     def metrics(self) -> Path:
         return self.directory / "metrics"
+
+    @property
+    def lives(self) -> Path:
+        return self.directory / "lives"
 
     @property
     def feeds(self) -> Path:

@@ -1,11 +1,12 @@
 """Who listens where: one small file per process in a directory that all of a deployment see.
 
-Responsible for: finding a peer's address, and telling a process that it is no longer wanted.
+Responsible for: finding a peer's address, signs of life, and telling a process that it is no longer wanted.
 Not responsible for: trust (link.py proves who is at an address), starting processes (spark/).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -55,6 +56,18 @@ class Registry:
     def withdraw(self, name: str) -> None:
         self._place(name, "address").unlink(missing_ok=True)
 
+    def beat(self, name: str) -> None:
+        """A sign of life."""
+        with contextlib.suppress(OSError):  # the disk may have a bad moment, or be full
+            self._place(name, "beat").touch()
+
+    def last_beat(self, name: str) -> int:
+        """Changes with every sign of life; 0: there was none."""
+        try:
+            return self._place(name, "beat").stat().st_mtime_ns
+        except OSError:
+            return 0
+
     def dismiss(self, name: str) -> None:
         """Ask a process to end; it looks here a few times a second."""
         self._place(name, "dismissed").touch()
@@ -62,11 +75,12 @@ class Registry:
     def welcome(self, name: str) -> None:
         """Take a dismissal back, and forget where an earlier life listened: nobody is there."""
         self._place(name, "dismissed").unlink(missing_ok=True)
+        self._place(name, "beat").unlink(missing_ok=True)
         self.withdraw(name)
 
     def clear(self) -> None:
         """Forget everyone: no process of this deployment is meant to run yet."""
-        for kind in ("address", "dismissed"):
+        for kind in ("address", "beat", "dismissed"):
             for path in self._directory.glob(f"*.{kind}"):
                 path.unlink(missing_ok=True)
 

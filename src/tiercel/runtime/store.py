@@ -5,6 +5,7 @@ Not responsible for: what the tables mean (core/), when something is written (ho
 
     put (any number) --commit--> in the write-ahead log --sync--> durable
                                       `os` ends here        `disk` goes on: one sync for all that wait
+                                      `replica`: and another process holds it (replication.py)
 
 Keys keep their order as bytes, so the entries of an inbox are a range. Values carry no type of
 their own: the table says it, and decoding refuses what does not fit.
@@ -33,7 +34,7 @@ from tiercel.errors import UserError
 from tiercel.runtime.packed import decode_stream_entry, encoder
 from tiercel.runtime.pieces import Pair
 
-Durability = Literal["os", "disk"]
+Durability = Literal["os", "disk", "replica"]
 
 TABLES: Final[dict[str, Any]] = {
     # a router's
@@ -232,8 +233,15 @@ class Store:
         return self.written
 
     def hand_over_to(self, taker: HandOver) -> None:
-        """From here on, whatever is committed is handed over too, batch by batch."""
-        self._hand_over, self._pairs = taker, []
+        """From here on, whatever is committed is handed over too, batch by batch; to everyone who asked."""
+        earlier = self._hand_over
+
+        def both(batch: int, seq: int, pairs: list[Pair]) -> None:
+            if earlier is not None:
+                earlier(batch, seq, pairs)
+            taker(batch, seq, pairs)
+
+        self._hand_over, self._pairs = both, []
 
     def pairs(self) -> tuple[int, Iterator[Pair]]:
         """Everything that is committed now, whatever is written meanwhile, and how many batches that is.

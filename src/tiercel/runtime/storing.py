@@ -16,12 +16,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from tiercel.core.topology import operator_of
+from tiercel.errors import UserError
 from tiercel.runtime.backups import ProcessBackup
 from tiercel.runtime.locations import Location
 from tiercel.runtime.pieces import Header, Pair
@@ -52,9 +53,7 @@ def open_storage(
 ) -> Storage:
     """The storage of a process, restored first if that is necessary."""
     plan = manifest.backup
-    limit = (
-        manifest.topology.operator(operator_of(process)).memory_limit(manifest.settings) if is_instance else 0
-    )
+    limit = memory_limit(manifest, process)
     if plan is None:
         return Storage(Store(directory, manifest.durability, tables, memory_bytes_max=limit), None)
     backup = ProcessBackup(Location(plan.location, plan.read_mb_s), manifest.id, process)
@@ -64,6 +63,12 @@ def open_storage(
     store = Store(directory, manifest.durability, tables, backup.claim, limit)
     shipper = Shipper(store, backup, plan, head)
     return Storage(store, Safekeeping(shipper, safe_first=is_instance or plan.strict))
+
+
+def memory_limit(manifest: Manifest, process: str) -> int:
+    """Bytes of decoded state that a process may have in memory; 0: no limit, or it has none of it."""
+    operator = manifest.topology.operators.get(operator_of(process))
+    return 0 if operator is None else operator.memory_limit(manifest.settings)
 
 
 def directory_of(place: Place, manifest: Manifest, process: str, executor: str) -> Path:
@@ -88,22 +93,30 @@ def is_newest(directory: Path, backup: ProcessBackup, head: Header) -> bool:
 
 def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) -> Header:
     """Make a store out of a backup; what lies there is set aside. All or nothing: every file is checked."""
+    last: list[Header] = []
+
+    def parts() -> Iterator[list[Pair]]:
+        for piece in backup.pieces(up_to):
+            last[:] = [piece.header]
+            yield piece.pairs
+
+    def numbers() -> tuple[int, int]:
+        more = AFTER_DAMAGE if up_to is not None else 0
+        return max(backup.last_life(), last[0].life), last[0].through + more
+
+    set_in_place(directory, parts(), numbers)
+    return last[0]
+
+
+def set_in_place(
+    directory: Path, parts: Iterable[Iterable[Pair]], numbers: Callable[[], tuple[int, int]]
+) -> None:
+    """Make a store out of parts, all or nothing; what lies there is set aside."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        last: list[Header] = []
-
-        def parts() -> Iterator[list[Pair]]:
-            for piece in backup.pieces(up_to):
-                last[:] = [piece.header]
-                yield piece.pairs
-
-        def numbers() -> tuple[int, int]:
-            more = AFTER_DAMAGE if up_to is not None else 0
-            return max(backup.last_life(), last[0].life), last[0].through + more
-
         store = draft / "store"
-        fill(store, parts(), numbers)
+        fill(store, parts, numbers)
         if directory.exists():
             aside = directory.with_name(f"{directory.name}.older")
             shutil.rmtree(aside, ignore_errors=True)
@@ -111,7 +124,6 @@ def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) ->
         store.rename(directory)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return last[0]
 
 
 @contextlib.contextmanager
@@ -121,7 +133,13 @@ def readable(place: Place) -> Iterator[Path]:
     Processes that store on disks of their executors are seen as their backup has them.
     """
     manifest = place.manifest()
-    if not manifest.local or manifest.backup is None:
+    if manifest.local and manifest.backup is None:
+        raise UserError(
+            "the processes store on disks of their executors, and only their replicas hold copies",
+            expected="a backup to look into, or no local=",
+            hint="tiercel.start(..., durability='replica', backup=...)",
+        )
+    if manifest.backup is None or not manifest.local:
         yield place.directory / "processes"
         return
     location = Location(manifest.backup.location)

@@ -195,5 +195,7 @@ def merged(earlier: m.Message, later: m.Message) -> m.Message | None:
             return m.Consumed(later.stream, max(earlier.offset, later.offset))
         case m.ProducerMark(), m.ProducerMark() if earlier.producer == later.producer:
             return later
+        case m.CopyReceipt(), m.CopyReceipt() if earlier.process == later.process:
+            return later if later.life == earlier.life and later.through > earlier.through >= 0 else None
         case _:
             return None

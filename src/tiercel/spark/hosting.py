@@ -40,11 +40,16 @@ from tiercel.core.instance import Instance
 from tiercel.core.router import Router
 from tiercel.core.topology import operator_of, site_of
 from tiercel.errors import UserError
+from tiercel.runtime.heart import Heart
 from tiercel.runtime.host import Host, Machine
 from tiercel.runtime.inheriting import load_share
+from tiercel.runtime.keeper import Keeper
+from tiercel.runtime.lives import Lives
 from tiercel.runtime.place import Place
 from tiercel.runtime.registry import Address
-from tiercel.runtime.storing import EXECUTOR, directory_of, open_storage
+from tiercel.runtime.replicated import open_replicated
+from tiercel.runtime.replication import is_replica
+from tiercel.runtime.storing import EXECUTOR, directory_of
 from tiercel.spark.backend import Backend
 from tiercel.spark.border import Border, OperatorPlan
 from tiercel.spark.slots import ALLOCATION_S_MAX
@@ -80,11 +85,15 @@ def build_host(
     make_instance: Callable[..., Instance] = Instance,
 ) -> Host:
     """The machine of that name in its host: a site's router, or with a plan an instance."""
+    if is_replica(name):
+        return build_replica(place, name)
     manifest = place.manifest()
     topology, settings, registry = manifest.topology, manifest.settings, place.registry
-    executor = executor_here() if EXECUTOR in manifest.local else ""
+    executor = executor_here() if EXECUTOR in manifest.local or manifest.replicas is not None else ""
     directory = directory_of(place, manifest, name, executor)
-    store, backup = open_storage(directory, manifest, name, is_instance=plan is not None)
+    (store, backup), replication = open_replicated(
+        place, manifest, name, directory, executor, is_instance=plan is not None
+    )
     machine: Machine
     peers: Callable[[], Iterable[str]]
     if plan is None:
@@ -116,12 +125,29 @@ def build_host(
         dials=peers,
         store=store,
         backup=backup,
+        replication=replication,
         bind=manifest.bind,
         advertise=manifest.address_of(name),
         port=manifest.ports.get(name, 0),
         tls=manifest.tls,
         metrics=place.metrics,
         load_share=functools.partial(load_share, place, manifest),
+    )
+
+
+def build_replica(place: Place, name: str) -> Host:
+    """A replica in its host: it stores nothing, and dials nobody."""
+    manifest = place.manifest()
+    return Host(
+        name,
+        Keeper(lambda process: Lives(place.lives, process).last()),
+        place.registry,
+        place.secret,
+        life=Lives(place.lives, name).claim(0).life,
+        bind=manifest.bind,
+        advertise=manifest.address_of(name),
+        tls=manifest.tls,
+        metrics=place.metrics,
     )
 
 
@@ -155,16 +181,15 @@ def task(
         for batch in batches:
             context = TaskContext.get()
             assert context is not None
-            if Place(directory).registry.dismissed(name):  # while it started: others may have taken over
+            place = Place(directory)
+            if place.registry.dismissed(name):  # while it started: others may have taken over
                 yield batch
                 continue
-            host = build(Place(directory), name, plan)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(
-                    host.run(
-                        context.stageId(), context.attemptNumber(), context.taskAttemptId(), executor_here()
-                    )
-                )
+            facts = (context.stageId(), context.attemptNumber(), context.taskAttemptId(), executor_here())
+            with Heart(place.registry, name, place.manifest().settings.suspect_ms):
+                host = build(place, name, plan)
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    runner.run(host.run(*facts))
             yield batch
 
     return run
@@ -192,6 +217,8 @@ class Hosting:
         self._lock = threading.Lock()
         self.failures: dict[str, str] = {}  # of processes that were given up: the reason
         self.submissions: dict[str, int] = {}
+        self.suspicions: dict[str, int] = {}  # how often a process was believed dead
+        self._suspected: set[str] = set()  # those whose job was cancelled for that
         _hostings.add(self)
 
     @property
@@ -228,7 +255,10 @@ class Hosting:
                     self.failures[name] = "the Spark session was stopped"
                     return
                 reason = reason_of(error)
-                if any(full in str(error) for full in DISK_FULL):
+                if name in self._suspected:
+                    self._suspected.discard(name)
+                    in_a_row = 0  # it may have been well: whoever stopped it knows
+                elif any(full in str(error) for full in DISK_FULL):
                     in_a_row = 0  # it will work as soon as there is room
                     time.sleep(DISK_FULL_PAUSE_S)
                 else:
@@ -276,6 +306,17 @@ class Hosting:
     def relocate(self, name: str) -> None:
         """End a process where it runs; Spark starts it again, and not on an executor that leaves."""
         self._registry.dismiss(name)
+
+    def suspect(self, name: str, silent_s: float) -> None:
+        """It gives no sign of life: end it as far as Spark can, and start another life of it.
+
+        If it lives on all the same, the later life fences it.
+        """
+        log.warning("%s gave no sign of life for %.1f s: it is started again", name, silent_s)
+        self.suspicions[name] = self.suspicions.get(name, 0) + 1
+        self._suspected.add(name)
+        self._registry.welcome(name)
+        self._backend.cancel(name)
 
     def evict(self) -> None:
         """End what an earlier driver has left running: behind Spark Connect, killing it ends nothing."""

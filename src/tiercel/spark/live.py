@@ -32,10 +32,12 @@ from tiercel.runtime.background import Client
 from tiercel.runtime.client import Producer
 from tiercel.runtime.copies import describe
 from tiercel.runtime.keeping import Keeping
+from tiercel.runtime.lives import Lives
 from tiercel.runtime.locking import StorageLock
 from tiercel.runtime.place import Durability, Place
 from tiercel.spark.backend import backend_of
 from tiercel.spark.border import InputPlan
+from tiercel.spark.companions import check_durability, names_of, replica_plan, start_replicas
 from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.decommission import Handover, Watch
@@ -49,6 +51,7 @@ from tiercel.spark.slots import check_slots, probe
 from tiercel.spark.status import Status, collect_status
 from tiercel.spark.steps import union as union_schema
 from tiercel.spark.streams import Feed, LiveStream, parse_schema
+from tiercel.spark.vigil import Vigil
 from tiercel.spark.wishes import Wishes
 
 log = logging.getLogger(__name__)
@@ -81,11 +84,15 @@ def start(
     `backup` is where a copy of everything durable goes: a directory or a URL of fsspec, or a mapping with
     `location`, `every_s`, `keep` and `strict`. With `local`, routers and instances store on a disk of their
     executor, and are restored from the backup wherever they come back; `{executor}` in it is its id.
+
+    `durability` is what an acknowledgement means: `os`, the process may die; `disk`, the power may fail;
+    `replica`, the disk may be lost: another task, on another executor, holds it too.
     """
+    check_durability(durability)
     spark = spark or open_session("tiercel")
     sites = parse_sites(sites)
     listening = Listening.of(bind, ports, advertise, sites)
-    return Live(spark, sites, storage, durability, settings, listening, Keeping.of(backup, local))
+    return Live(spark, sites, storage, durability, settings, listening, Keeping.of(backup, local, durability))
 
 
 class Live:
@@ -102,12 +109,11 @@ class Live:
         keeping: Keeping | None = None,
     ) -> None:
         self.backend = backend_of(spark)  # a session that is stopped is told at once
-        if durability not in ("os", "disk"):
-            raise UserError(f"durability {durability!r}", expected="'os' or 'disk'")
+        check_durability(durability)
         self.spark = spark
         self.graph = Graph(sites)
         self._listening = listening
-        self._keeping = keeping or Keeping()
+        self._keeping = (keeping or Keeping())._replace(replicas=replica_plan(self.backend, durability))
         self._temporary = storage is None
         self.place = Place(storage if storage is not None else tempfile.mkdtemp(prefix="tiercel-"))
         self._durability = durability
@@ -122,6 +128,7 @@ class Live:
         self._hosting: Hosting | None = None
         self._console: Console | None = None
         self._watch: Watch | None = None
+        self._vigil: Vigil | None = None
         self._stopped = False
         if self.backend.lacks:
             print("through Spark Connect: " + "; ".join(self.backend.lacks), file=sys.stderr)
@@ -239,7 +246,7 @@ class Live:
             for name, declared in self.graph.operators.items():
                 if not any(operator_of(i) == name for i in instances):
                     instances += declared.operator.instances
-            new = len(manifest.topology.sites) + len(instances)
+            new = len(manifest.topology.sites) + len(instances) + len(names_of(manifest))
             check_slots(self.backend, new, running=hosted(self.backend.application))
             describe(manifest)
             self.place.write(manifest)
@@ -254,6 +261,7 @@ class Live:
         try:
             hosting.evict()
             self.place.registry.clear()
+            start_replicas(self.place, manifest, hosting)
             for site in manifest.topology.sites:
                 hosting.start(site)
             for instance in instances:
@@ -263,6 +271,8 @@ class Live:
             self._console = Console(self.place, self._launch, self._retire)
             self._wait_attached(instances)
             self._watch = Watch(self.backend, self.place, manifest.topology, hosting, self._console)
+            apart = manifest.replicas is not None and manifest.replicas.apart
+            self._vigil = Vigil(self.backend, self.place, hosting, apart=apart)
             for name, declared in self.graph.operators.items():
                 if declared.initial is not None:
                     columns = self.graph.streams[f"{name}.initial"].columns
@@ -360,6 +370,7 @@ class Live:
         assert self._hosting is not None
         self.place.want([i for i in self.place.wanted() if i != instance])
         self._hosting.dismiss(instance)
+        Lives(self.place.lives, instance).forget_held()
 
     # -- seeing ---------------------------------------------------------------------------------
 
@@ -401,6 +412,8 @@ class Live:
                 ending.callback(self._console.end)
             if self._watch is not None:
                 ending.callback(self._watch.end)
+            if self._vigil is not None:
+                ending.callback(self._vigil.end)
             for client in list(self._clients):
                 ending.callback(_end_client, client)
             for feed in self._feeds if not self.backend.is_stopped() else ():

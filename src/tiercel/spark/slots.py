@@ -58,8 +58,8 @@ def check_slots(backend: Backend, new: int, *, running: int, spare: int = SPARE_
     if slots is not None and slots < needed:
         has = "may grow to" if backend.allocates else "has"
         what = (
-            f"{new} routers and instances need a task slot each, {running} run already, and feeds and sinks "
-            f"need {spare}: {needed} in all, but this Spark application {has} {slots}"
+            f"{new} routers, replicas and instances need a task slot each, {running} run already, and feeds "
+            f"and sinks need {spare}: {needed} in all, but this Spark application {has} {slots}"
         )
         hint = f"tiercel.session(slots={needed}), or --master 'local[{needed},4]', or more executor cores"
         if backend.allocates:

@@ -14,6 +14,7 @@ import msgspec
 
 from tiercel.core.topology import operator_of, site_of
 from tiercel.runtime.place import Place
+from tiercel.runtime.replication import is_replica, site_of_replica
 from tiercel.spark.decommission import Handover, Watch
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """One router or instance, and the Spark task it is."""
 
     name: str
-    kind: str  # router | instance
+    kind: str  # router | instance | replica
     site: str
     state: str  # running | starting | leaving (its executor is being decommissioned) | failed
     stage: int
@@ -38,6 +39,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     submissions: int
     slots: int
     reason: str = ""
+    suspicions: int = 0  # how often it gave no sign of life, and was started again
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -77,6 +79,8 @@ class Status(msgspec.Struct, frozen=True):
             lines.append(f"feed {feed}: {state}")
         lines += [str(handover) for handover in self.handovers]
         lines += [f"{p.name}: {p.reason}" for p in self.processes if p.reason]
+        if self.durability == "replica" and len({p.executor for p in self.processes}) == 1:
+            lines.append("replicas share the executor of those they hold copies of: it is the only one")
         return "\n".join(lines)
 
 
@@ -120,8 +124,8 @@ def _process(
         state = "leaving"
     return ProcessStatus(
         name,
-        "instance" if instance else "router",
-        site_of(name) if instance else name,
+        "instance" if instance else "replica" if is_replica(name) else "router",
+        site_of(name) if instance else site_of_replica(name) if is_replica(name) else name,
         state,
         -1 if address is None else address.stage,
         -1 if address is None else address.attempt,
@@ -132,6 +136,7 @@ def _process(
         hosting.submissions.get(name, 0),
         slots,
         reason,
+        hosting.suspicions.get(name, 0),
     )
 
 

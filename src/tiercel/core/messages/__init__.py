@@ -85,6 +85,15 @@ from tiercel.core.messages.moves import (
     StatusReply,
     Succession,
 )
+from tiercel.core.messages.replicas import (
+    CopyBatch,
+    CopyPart,
+    CopyPull,
+    CopyQuery,
+    CopyReceipt,
+    CopyRefused,
+    CopyState,
+)
 
 __all__ = [
     "AbortNotice",
@@ -101,6 +110,13 @@ __all__ = [
     "ChunkReceipt",
     "Confirmed",
     "Consumed",
+    "CopyBatch",
+    "CopyPart",
+    "CopyPull",
+    "CopyQuery",
+    "CopyReceipt",
+    "CopyRefused",
+    "CopyState",
     "Cut",
     "DepartureRole",
     "Digests",

@@ -1,0 +1,79 @@
+"""Lives of a process whose own disk is not the only copy: claimed where everyone of a deployment sees them.
+
+Responsible for: a life that nobody else has, wherever a process runs; where earlier lives stored; whether
+    anything was ever promised that a replica must hold.
+Not responsible for: lives in a backup (backups.py), refusing earlier ones (keeper.py).
+
+    lives/count%40cloud%231/
+      00000002       life 2 has begun; in it: where it stores
+      held           a replica has held everything once: from then on something may have been acknowledged
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+CLAIMS_KEPT = 64
+
+
+class Claim(NamedTuple):
+    """A life that is ours alone."""
+
+    life: int
+    elsewhere: bool  # a life after the one that we have the storage of may have stored elsewhere
+
+
+class Lives:
+    """The lives of one process."""
+
+    def __init__(self, directory: Path, process: str) -> None:
+        self._directory = directory / quote(process, safe="")
+
+    def last(self) -> int:
+        """The highest life that ever began; 0: none."""
+        return max(self._all(), default=0)
+
+    def claim(self, after: int, here: str = "") -> Claim:
+        """A life above all others. `after`: the last one that is stored here, 0 if none is."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        while True:
+            before = self._all()
+            life = max(after, *before, 0) + 1
+            try:
+                handle = os.open(self._place(life), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:
+                continue  # another one was started at the same time; its claim counts as one before ours
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(here)
+            for old in sorted(before)[:-CLAIMS_KEPT]:
+                self._place(old).unlink(missing_ok=True)
+            return Claim(life, any(self._where(each) != here for each in before if each > after))
+
+    def note_held(self) -> None:
+        (self._directory / "held").touch()
+
+    @property
+    def held(self) -> bool:
+        return (self._directory / "held").exists()
+
+    def forget_held(self) -> None:
+        """It is retired: it has no key, and owes nothing."""
+        (self._directory / "held").unlink(missing_ok=True)
+
+    def _all(self) -> list[int]:
+        try:
+            return [int(name) for name in os.listdir(self._directory) if name.isdecimal()]
+        except FileNotFoundError:
+            return []
+
+    def _place(self, life: int) -> Path:
+        return self._directory / f"{life:08d}"
+
+    def _where(self, life: int) -> str:
+        try:
+            return self._place(life).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""

@@ -1,0 +1,136 @@
+"""The storage of a process whose replica holds a copy of it: opened here, or restored from there.
+
+Responsible for: which copy is the newest, a life that is above all others, what cannot be restored.
+Not responsible for: following from then on (replication.py), storage without replicas (storing.py).
+
+    what lies here is                        then
+    of the last life that was claimed        it is opened: whoever wrote it last wrote it here
+    missing, or of an earlier life           every replica is asked, and refuses earlier lives from then on:
+        a replica holds a newer one              it is restored
+        none does                                it is opened; or restored from a backup
+        nothing is left of what was promised     an error says so
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+from tiercel.core import messages as m
+from tiercel.core.topology import site_of
+from tiercel.errors import UserError
+from tiercel.runtime.backups import ProcessBackup
+from tiercel.runtime.fetching import Fetching
+from tiercel.runtime.lives import Claim, Lives
+from tiercel.runtime.locations import Location
+from tiercel.runtime.place import Manifest, Place
+from tiercel.runtime.replication import Replication, replicas_of
+from tiercel.runtime.safekeeping import Safekeeping
+from tiercel.runtime.shipping import Shipper
+from tiercel.runtime.store import Store, StoreView
+from tiercel.runtime.storing import Storage, exists, memory_limit, open_storage, restore, set_in_place
+
+log = logging.getLogger(__name__)
+
+
+class Replicated(NamedTuple):
+    """A store that is open, and who else keeps what is in it."""
+
+    storage: Storage
+    replication: Replication | None
+
+
+def open_replicated(
+    place: Place,
+    manifest: Manifest,
+    process: str,
+    directory: Path,
+    executor: str = "",
+    *,
+    is_instance: bool = False,
+) -> Replicated:
+    """The storage of a router or an instance, whatever the deployment's durability is."""
+    if manifest.replicas is None:
+        return Replicated(open_storage(directory, manifest, process, is_instance=is_instance), None)
+    replicas = replicas_of(manifest, site_of(process) if is_instance else process)
+    lives = Lives(place.lives, process)
+    backup = None
+    if manifest.backup is not None:
+        backup = ProcessBackup(Location(manifest.backup.location), manifest.id, process)
+    found = _numbers(directory)
+    others = 0 if backup is None else backup.last_life()
+    here = f"{socket.gethostname()}:{directory}" if manifest.local else ""  # else all see the same one
+    claim = lives.claim(max(found[0], others) if found else others, here)
+    if found is None or claim.elsewhere or others > found[0]:
+        _restore_if_needed(place, manifest, process, directory, found, lives, claim, backup, replicas)
+    head = None if backup is None else backup.head()
+    limit = memory_limit(manifest, process)
+    store = Store(directory, manifest.durability, None, lambda _: claim.life, limit)
+    safekeeping = None
+    if backup is not None and manifest.backup is not None:
+        backup.claim(claim.life - 1)
+        shipper = Shipper(store, backup, manifest.backup, head)
+        safekeeping = Safekeeping(shipper, safe_first=is_instance or manifest.backup.strict)
+    apart = manifest.replicas.apart
+    replication = Replication(process, store, lives, place.registry, replicas, executor, apart=apart)
+    return Replicated(Storage(store, safekeeping), replication)
+
+
+def _numbers(directory: Path) -> tuple[int, int] | None:
+    """The last life that was stored here, and how many batches it has; None: nothing lies here."""
+    if not exists(directory):
+        return None
+    with contextlib.closing(StoreView(directory)) as view:
+        return view.numbers
+
+
+def _restore_if_needed(
+    place: Place,
+    manifest: Manifest,
+    process: str,
+    directory: Path,
+    found: tuple[int, int] | None,
+    lives: Lives,
+    claim: Claim,
+    backup: ProcessBackup | None,
+    replicas: list[str],
+) -> None:
+    if not lives.held and found is None and (backup is None or backup.head() is None):
+        return  # nothing was ever promised: it begins
+    with Fetching(place, process, claim.life, replicas) as fetching:
+        states = fetching.states()
+        whole = {name: state for name, state in states.items() if state.through >= 0}
+        newest = max(whole, key=lambda name: _age(whole[name]), default="")
+        if newest and (found is None or _age(whole[newest]) > found):
+            state = whole[newest]
+            set_in_place(directory, fetching.parts(newest), lambda: _age(state))
+            log.warning("%s was restored from %s, through batch %d", process, newest, state.through)
+            return
+    silent = [name for name in replicas if name not in states]
+    if not newest and lives.held and (found is None or claim.elsewhere):
+        _restore_from_backup(manifest, process, directory, backup, silent)
+
+
+def _age(state: m.CopyState) -> tuple[int, int]:
+    return state.life, state.through
+
+
+def _restore_from_backup(
+    manifest: Manifest, process: str, directory: Path, backup: ProcessBackup | None, silent: list[str]
+) -> None:
+    if backup is None or backup.head() is None:
+        what = f"both copies of {process} are gone: {directory} has none, and no replica holds one"
+        if silent:
+            what += f" ({', '.join(silent)} did not answer)"
+        raise UserError(
+            what,
+            expected="one of the two to survive: its disk, or its replica on another executor",
+            hint="with backup= as well, the last backup would be restored now",
+        )
+    header = restore(backup, directory)
+    strict = manifest.backup is not None and manifest.backup.strict
+    if not strict:
+        log.warning("%s: no replica holds it; restored from its backup of %d", process, header.written_ms)

@@ -1,0 +1,244 @@
+"""Everything that a store commits, on its way to a replica: what it holds is durable.
+
+Responsible for: which replica holds our copy, bringing it up to date, saying how far it is.
+Not responsible for: holding copies (keeper.py), finding one when we come back (replicated.py).
+
+    AWAY --connected--> ASKED --it holds what we had--> FOLLOWING: one CopyBatch per turn of the host
+                          |                                ^
+                          +--anything else--> COPYING -----+  everything as of now, a part at a time
+
+Nothing is durable while no replica follows: producers wait, nobody is told anything that a lost disk
+could take back. A replica that says that a later life of us has begun ends us.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from tiercel.core import messages as m
+from tiercel.core.messages.replicas import CopiedPairs
+from tiercel.runtime.lives import Lives
+from tiercel.runtime.pieces import Pair
+from tiercel.runtime.place import Manifest
+from tiercel.runtime.registry import Registry
+from tiercel.runtime.store import Store
+
+log = logging.getLogger(__name__)
+
+PART_BYTES = 256 * 1024  # of everything, in one step: rows that pass meanwhile hardly notice
+BATCH_BYTES = 8 * 1024 * 1024  # of batches in one frame
+LOUD_S = 5.0  # without a replica, before it is said, and again
+
+
+class Phase(enum.Enum):
+    """How far we are with our replica."""
+
+    AWAY = "away"
+    ASKED = "asked"
+    COPYING = "copying"
+    FOLLOWING = "following"
+
+
+class Fenced(Exception):
+    """A later life of this process has begun elsewhere: this one is believed dead, and must be."""
+
+
+def replica_name(site: str, number: int) -> str:
+    return f"replica {number} of {site}"
+
+
+def is_replica(process: str) -> bool:
+    return process.startswith("replica ")
+
+
+def site_of_replica(process: str) -> str:
+    return process.partition(" of ")[2]
+
+
+def replicas_of(manifest: Manifest, site: str) -> list[str]:
+    """Those that may hold copies for the processes of a site."""
+    plan = manifest.replicas
+    return [] if plan is None else [replica_name(site, n + 1) for n in range(plan.per_site)]
+
+
+class Kept:
+    """A batch until the replica has it."""
+
+    __slots__ = ("number", "pairs", "seq")
+
+    def __init__(self, number: int, seq: int, pairs: list[Pair]) -> None:
+        self.number, self.seq, self.pairs = number, seq, pairs
+
+
+class Replication:
+    """One process's copy at a replica, as its host drives it. All in the loop's thread."""
+
+    def __init__(
+        self,
+        process: str,
+        store: Store,
+        lives: Lives,
+        registry: Registry,
+        replicas: Sequence[str],
+        executor: str = "",
+        *,
+        apart: bool = False,
+    ) -> None:
+        self.process = process
+        self.safe = 0  # seq of the last write that a replica holds
+        self.peer = ""  # the replica of our choice
+        self.phase = Phase.AWAY
+        self._store, self._lives, self._registry = store, lives, registry
+        self._replicas, self._executor, self._apart = tuple(replicas), executor, apart
+        self._opened_with = store.batches
+        self._kept: deque[Kept] = deque()  # not known to be held, in order
+        self._sent = 0  # the last batch that was sent
+        self._parts: Iterator[tuple[CopiedPairs, bool]] = iter(())  # of everything, still to be sent
+        self._through = 0  # the last batch in them
+        self._held = lives.held
+        self._quiet_until = time.monotonic() + LOUD_S
+        self._send: Callable[[str, m.Message], object] = lambda to, message: None
+        self._leave: Callable[[str], object] = lambda peer: None
+        self._on_safe: Callable[[], object] = lambda: None
+        store.hand_over_to(self._take)
+
+    def start(
+        self,
+        send: Callable[[str, m.Message], object],
+        leave: Callable[[str], object],
+        on_safe: Callable[[], object],
+    ) -> None:
+        """Begin: how to say something, how to end a connection, whom to tell that more is safe."""
+        self._send, self._leave, self._on_safe = send, leave, on_safe
+        self.choose()
+
+    # -- which replica ---------------------------------------------------------------------------
+
+    def dials(self) -> list[str]:
+        return [self.peer] if self.peer else []
+
+    def concerns(self, peer: str) -> bool:
+        return peer in self._replicas
+
+    def choose(self) -> None:
+        """Stay with the one we have while it will do; called a few times a second."""
+        if not self._will_do(self.peer):
+            better = next((name for name in self._replicas if self._will_do(name)), "")
+            if better and better != self.peer:
+                left, self.peer, self.phase = self.peer, better, Phase.AWAY
+                self._leave(left)
+        if self.phase is Phase.FOLLOWING or not self._kept:
+            self._quiet_until = time.monotonic() + LOUD_S
+        elif time.monotonic() > self._quiet_until:
+            self._quiet_until = time.monotonic() + LOUD_S
+            where = " on another executor" if self._apart else ""
+            state = self.phase.value if self.peer else f"none{where}"
+            log.warning(
+                "%s acknowledges nothing: %d batches wait for a replica (%s)",
+                self.process,
+                len(self._kept),
+                state,
+            )
+
+    def _will_do(self, name: str) -> bool:
+        address = self._registry.find(name) if name else None
+        return address is not None and not (self._apart and address.executor == self._executor)
+
+    def connected(self, peer: str) -> None:
+        if peer == self.peer:
+            self.phase = Phase.ASKED
+            self._send(peer, m.CopyQuery(self.process, self._store.life))
+
+    def disconnected(self, peer: str) -> None:
+        if peer == self.peer:
+            self.phase, self._parts = Phase.AWAY, iter(())
+
+    # -- what we have for it ---------------------------------------------------------------------
+
+    def _take(self, batch: int, seq: int, pairs: list[Pair]) -> None:
+        self._kept.append(Kept(batch, seq, pairs))
+
+    def flush(self) -> None:
+        """Whatever was committed and not sent yet, as one batch."""
+        if self.phase is not Phase.FOLLOWING or not self._kept or self._kept[-1].number <= self._sent:
+            return
+        first, through = self._sent + 1, self._kept[-1].number
+        new = itertools.takewhile(lambda kept: kept.number >= first, reversed(self._kept))
+        parts = list(_cut(itertools.chain.from_iterable(k.pairs for k in reversed(list(new))), BATCH_BYTES))
+        for part, last in parts:
+            self._say(m.CopyBatch(self.process, self._store.life, first, through, part, last))
+        self._sent = through
+
+    def _say(self, message: m.Message) -> None:
+        self._send(self.peer, message)
+
+    # -- what it says ----------------------------------------------------------------------------
+
+    def take(self, peer: str, messages: Sequence[m.Message]) -> None:
+        for message in messages:
+            match message:
+                case m.CopyRefused():
+                    reason = (
+                        f"life {self._store.life} of {self.process} ends: life {message.latest} has begun"
+                    )
+                    raise Fenced(reason)
+                case m.CopyState() if peer == self.peer and self.phase is Phase.ASKED:
+                    self._on_state(message)
+                case m.CopyReceipt() if peer == self.peer:
+                    self._on_receipt(message)
+
+    def _on_state(self, state: m.CopyState) -> None:
+        first_kept = self._kept[0].number if self._kept else self._store.batches + 1
+        as_opened = (state.life, state.through) == (self._store.last_life, self._opened_with)
+        of_ours = state.life == self._store.life and state.through + 1 >= first_kept
+        if state.through >= 0 and (as_opened or of_ours):
+            self._sent = state.through
+            self._follow(state.through)
+        else:
+            self.phase = Phase.COPYING
+            self._store.commit()
+            self._through, everything = self._store.pairs()
+            self._parts = _cut(everything, PART_BYTES)
+            self._next_part()
+
+    def _next_part(self) -> None:
+        part, last = next(self._parts)
+        self._say(m.CopyPart(self.process, self._store.life, self._through, part, last))
+
+    def _on_receipt(self, receipt: m.CopyReceipt) -> None:
+        if receipt.through < 0:
+            self._next_part()
+            return
+        if self.phase is Phase.COPYING:
+            self._sent = receipt.through
+        self._follow(receipt.through)
+
+    def _follow(self, through: int) -> None:
+        """The replica holds everything through this batch."""
+        if self.phase is not Phase.FOLLOWING:
+            self.phase = Phase.FOLLOWING
+            if not self._held:
+                self._lives.note_held()  # before anyone is told anything that rests on it
+                self._held = True
+        while self._kept and self._kept[0].number <= through:
+            self.safe = self._kept.popleft().seq
+        self._on_safe()
+        self.flush()
+
+
+def _cut(pairs: Iterator[Pair], size_max: int) -> Iterator[tuple[CopiedPairs, bool]]:
+    """Lists of about this size, and whether it is the last one; at least one."""
+    part: CopiedPairs = []
+    size = 0
+    for key, value in pairs:
+        if size > size_max:
+            yield part, False
+            part, size = [], 0
+        part.append((key, value))
+        size += len(key) + len(value or b"")
+    yield part, True

@@ -1,0 +1,457 @@
+"""A replica holds what was acknowledged: whoever loses its disk comes back from it, and the dead stay so."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from small import (
+    INPUT,
+    INSTANCE,
+    OUTPUT,
+    SITE,
+    Running,
+    assert_once_and_in_order,
+    instance_host,
+    make_place,
+    payloads,
+    replica_host,
+    router_host,
+    rows,
+    until,
+)
+from tiercel.core import messages as m
+from tiercel.core.effects import Send, Write
+from tiercel.core.events import Received
+from tiercel.core.faults import ProtocolViolation
+from tiercel.core.records import StreamEntry
+from tiercel.errors import UserError
+from tiercel.runtime import fetching, keeper, replication
+from tiercel.runtime.client import Producer, Subscriber
+from tiercel.runtime.keeper import Keeper
+from tiercel.runtime.keeping import Keeping
+from tiercel.runtime.lives import Lives
+from tiercel.runtime.place import ReplicaPlan
+from tiercel.runtime.registry import Registry
+from tiercel.runtime.replication import Fenced, Phase, Replication, replica_name
+from tiercel.runtime.store import Store, fill
+from tiercel.runtime.storing import directory_of
+
+REPLICA = replica_name(SITE, 1)
+
+
+# -- one router, one instance, one replica, each on an executor of its own ----------------------------
+
+
+class Deployment:
+    """Everyone runs in a thread; a disk is a directory that can be taken away."""
+
+    def __init__(self, directory: Path) -> None:
+        local = str(directory / "disks" / "{executor}")
+        self.place = make_place(directory / "storage", None, local, ReplicaPlan(), checkpoint_ms=50)
+        self.executors = {SITE: "1", INSTANCE: "2", REPLICA: "3"}
+        self.hosts: dict[str, Running] = {}
+        self.sent = 0
+        self.entries: list[StreamEntry] = []
+
+    def start(self, *names: str) -> None:
+        makers: dict[str, Any] = {SITE: router_host, INSTANCE: instance_host}
+        for name in names:
+            made = (
+                replica_host(self.place)
+                if name == REPLICA
+                else makers[name](self.place, self.executors[name])
+            )
+            self.hosts[name] = Running(made)
+
+    def disk(self, name: str) -> Path:
+        return directory_of(self.place, self.place.manifest(), name, self.executors[name])
+
+    def copies(self) -> dict[str, keeper.Copy]:
+        machine = self.hosts[REPLICA].host.machine
+        assert isinstance(machine, Keeper)
+        return machine.copies
+
+    def replication(self, name: str) -> Replication:
+        found = self.hosts[name].host._replication
+        assert found is not None
+        return found
+
+    def until_followed(self, *names: str) -> None:
+        for name in names:
+            until(lambda name=name: self.replication(name).phase is Phase.FOLLOWING, f"nobody follows {name}")  # type: ignore[misc]
+
+    def lose(self, name: str) -> None:
+        """It dies, its disk with it, and it comes back on another executor."""
+        self.hosts.pop(name).end()
+        if name != REPLICA:
+            shutil.rmtree(self.disk(name))
+            self.executors[name] = str(int(self.executors[name]) + 10)
+
+    def send(self, producer: Producer, count: int = 50) -> None:
+        producer.send(rows(self.sent, count))
+        producer.flush(30)
+        self.sent += count
+
+    def read(self, subscriber: Subscriber) -> None:
+        until(lambda: self._polled(subscriber) >= self.sent, "outputs are missing")
+
+    def _polled(self, subscriber: Subscriber) -> int:
+        self.entries += subscriber.poll(0.05)
+        return sum(len(entry.outputs) for entry in self.entries)
+
+    def end(self) -> None:
+        for name in list(self.hosts):
+            self.hosts.pop(name).end()
+
+
+@contextlib.contextmanager
+def deployed(directory: Path) -> Iterator[tuple[Deployment, Producer, Subscriber]]:
+    deployment = Deployment(directory)
+    deployment.start(REPLICA, SITE, INSTANCE)
+    try:
+        with (
+            Producer(deployment.place, INPUT, name="p") as producer,
+            Subscriber(deployment.place, OUTPUT, after=0) as subscriber,
+        ):
+            yield deployment, producer, subscriber
+    finally:
+        deployment.end()
+
+
+def test_each_of_them_is_lost_with_its_disk_and_what_comes_out_is_what_went_in_once(tmp_path: Path) -> None:
+    with deployed(tmp_path) as (deployment, producer, subscriber):
+        for name in (INSTANCE, SITE, REPLICA) * 2:
+            deployment.send(producer)
+            deployment.read(subscriber)
+            deployment.until_followed(SITE, INSTANCE)
+            deployment.lose(name)
+            deployment.start(name)
+            deployment.send(producer)
+            deployment.read(subscriber)
+        assert_once_and_in_order(payloads(deployment.entries), deployment.sent)
+        assert deployment.executors == {SITE: "21", INSTANCE: "22", REPLICA: "3"}
+
+
+def test_router_and_instance_are_lost_at_once(tmp_path: Path) -> None:
+    with deployed(tmp_path) as (deployment, producer, subscriber):
+        deployment.send(producer)
+        deployment.read(subscriber)
+        for _ in range(2):
+            deployment.send(producer)
+            deployment.lose(SITE)
+            deployment.lose(INSTANCE)
+            deployment.start(SITE, INSTANCE)
+            deployment.read(subscriber)
+        assert_once_and_in_order(payloads(deployment.entries), deployment.sent)
+
+
+def test_while_no_replica_holds_it_nothing_is_acknowledged_or_published(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication, "LOUD_S", 0.2)
+    with deployed(tmp_path) as (deployment, producer, subscriber):
+        deployment.send(producer)
+        deployment.read(subscriber)
+        deployment.lose(REPLICA)
+        acknowledged = producer.acknowledged
+        producer.send(rows(deployment.sent, 50))
+        with pytest.raises(UserError):
+            producer.flush(1.0)
+        assert producer.acknowledged == acknowledged
+        assert subscriber.poll(0.1) == []
+        assert "cloud acknowledges nothing" in caplog.text
+        deployment.sent += 50
+        deployment.start(REPLICA)
+        producer.flush(30)
+        deployment.read(subscriber)
+        assert_once_and_in_order(payloads(deployment.entries), deployment.sent)
+
+
+def test_a_false_suspicion_is_harmless_the_one_believed_dead_ends_and_nothing_comes_twice(
+    tmp_path: Path,
+) -> None:
+    """Both lives run at once, each on a disk of its own; the later one wins, whoever is asked."""
+    with deployed(tmp_path) as (deployment, producer, subscriber):
+        for name in (INSTANCE, SITE) * 2:
+            deployment.send(producer)
+            deployment.read(subscriber)
+            older = deployment.hosts.pop(name)
+            deployment.executors[name] = str(int(deployment.executors[name]) + 10)
+            producer.send(rows(deployment.sent, 50))  # under way while the second life begins
+            deployment.sent += 50
+            deployment.start(name)
+            until(lambda older=older: older.over, "the older life goes on")  # type: ignore[misc]
+            assert isinstance(older.failure, Fenced)
+            producer.flush(30)
+            deployment.send(producer)
+            deployment.read(subscriber)
+        assert_once_and_in_order(payloads(deployment.entries), deployment.sent)
+
+
+def test_the_trim_of_a_log_reaches_the_copy(tmp_path: Path) -> None:
+    with deployed(tmp_path) as (deployment, producer, subscriber):
+        for _ in range(20):
+            deployment.send(producer, 500)
+            deployment.read(subscriber)
+        deployment.until_followed(SITE)
+
+        def entries() -> int:
+            held = deployment.hosts[REPLICA].call(lambda: list(deployment.copies()[SITE].pairs))
+            return sum(1 for key in held if b"inbox" in key and b"count" in key and b"counts" not in key)
+
+        until(lambda: entries() < 10, "the log in the copy is not trimmed")
+        copy = deployment.copies()[SITE]
+        assert copy.size == sum(len(key) + len(value) for key, value in copy.pairs.items())
+
+
+def test_with_both_copies_gone_it_says_so_and_does_not_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with deployed(tmp_path) as (deployment, producer, _):
+        deployment.send(producer)
+        deployment.lose(SITE)
+        deployment.lose(REPLICA)
+        deployment.start(REPLICA)
+        with pytest.raises(UserError, match="both copies of cloud are gone"):
+            router_host(deployment.place, deployment.executors[SITE])
+        deployment.lose(REPLICA)
+        monkeypatch.setattr(fetching, "ANSWER_S_MAX", 0.5)
+        deployment.place.registry.withdraw(REPLICA)
+        with pytest.raises(UserError, match=f"{REPLICA} did not answer"):
+            router_host(deployment.place, deployment.executors[SITE])
+
+
+def test_an_executor_that_comes_back_with_an_old_disk_does_not_bring_the_past_back(tmp_path: Path) -> None:
+    with deployed(tmp_path) as (deployment, producer, subscriber):
+        deployment.send(producer)
+        deployment.read(subscriber)
+        deployment.hosts.pop(SITE).end()
+        deployment.executors[SITE] = "11"  # its first disk stays as it is
+        deployment.start(SITE)
+        deployment.send(producer)
+        deployment.read(subscriber)
+        deployment.hosts.pop(SITE).end()
+        deployment.executors[SITE] = "1"
+        deployment.start(SITE)
+        deployment.send(producer)
+        deployment.read(subscriber)
+        assert_once_and_in_order(payloads(deployment.entries), deployment.sent)
+
+
+# -- the two ends, message by message ------------------------------------------------------------------
+
+
+class Pair:
+    """A store with its replication and a keeper, and the messages between them as a list."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.registry = Registry(directory / "registry")
+        self.lives = Lives(directory / "lives", SITE)
+        self.keeper = Keeper(lambda process: self.lives.last())
+        self.seq = 0
+        self.model: dict[int, int] = {}  # what the store holds
+        self.history: dict[int, dict[int, int]] = {0: {}}  # the same, by seq
+        self.wire: list[m.Message] = []  # to the keeper, not taken yet
+        self.replies: list[m.Message] = []
+        self.acknowledged: dict[int, int] = {}
+        self.store: Store | None = None
+        self.disk = 0
+
+    def open(self) -> None:
+        place = self.directory / f"disk{self.disk}"
+        claim = self.lives.claim(0)
+        self.store = store = Store(place, "replica", {"count": int}, lambda _: claim.life)
+        self.replication = Replication(SITE, store, self.lives, self.registry, [REPLICA])
+        self.replication.start(lambda to, said: self.wire.append(said), lambda peer: None, self._on_safe)
+        self.replication.peer = REPLICA
+        self.base_seq, self.seq = self.seq, 0
+        self.begun_with = dict(self.model)
+
+    def _on_safe(self) -> None:
+        self.acknowledged = dict(self.history.get(self.replication.safe, self.acknowledged))
+
+    def write(self, key: int, value: int | None) -> None:
+        assert self.store is not None
+        self.seq += 1
+        if value is None:
+            self.model.pop(key, None)
+            self.store.add(Write(self.seq, {}, (("count", key),)))
+        else:
+            self.model[key] = value
+            self.store.add(Write(self.seq, {("count", key): value}))
+        self.history[self.seq] = dict(self.model)
+
+    def turn(self) -> None:
+        assert self.store is not None
+        self.store.commit()
+        self.replication.flush()
+
+    def connect(self) -> None:
+        self.wire, self.replies = [], []
+        self.replication.connected(REPLICA)
+
+    def disconnect(self) -> None:
+        self.wire, self.replies = [], []
+        self.replication.disconnected(REPLICA)
+
+    def deliver(self, count: int) -> None:
+        for message in self.wire[:count]:
+            for effect in self.keeper.on_event(Received(SITE, message), 0.0):
+                assert isinstance(effect, Send)
+                self.replies.append(effect.message)
+        del self.wire[:count]
+
+    def answer(self, count: int) -> None:
+        replies, self.replies = self.replies[:count], self.replies[count:]
+        self.replication.take(REPLICA, replies)
+
+    def settle(self) -> None:
+        while self.wire or self.replies:
+            self.deliver(len(self.wire))
+            self.answer(len(self.replies))
+
+    def held(self) -> dict[int, int]:
+        """What a process that comes back would find in the copy."""
+        copy = self.keeper.copies[SITE]
+        assert copy.through >= 0
+        self.disk += 1
+        place = self.directory / f"look{self.disk}"
+        fill(place, [list(copy.pairs.items())], lambda: (copy.life, copy.through))
+        look = Store(place, "os", {"count": int})
+        found = {key[1]: value for key, value in look.items().items()}
+        look.close()
+        return found
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(0, 5), st.none() | st.integers(0, 99)),
+        st.tuples(st.sampled_from(["turn", "connect", "disconnect", "settle", "new replica"])),
+        st.tuples(st.sampled_from(["deliver", "answer"]), st.integers(1, 3)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=steps)
+def test_whatever_was_acknowledged_is_in_the_copy(
+    steps: list[Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    both = Pair(tmp_path_factory.mktemp("pair"))
+    replication_part, keeper_part = replication.PART_BYTES, keeper.PART_BYTES
+    replication.PART_BYTES = replication.BATCH_BYTES = keeper.PART_BYTES = 8  # everything comes in many parts
+    try:
+        both.open()
+        for kind, *arguments in steps:
+            if kind == "new replica":
+                both.disconnect()
+                both.keeper = Keeper(lambda process: both.lives.last())
+                both.acknowledged = {}  # it is lost, and what it held is on the disk alone
+            else:
+                getattr(both, kind)(*arguments)
+            copy = both.keeper.copies.get(SITE)
+            if both.acknowledged or (copy is not None and copy.through >= 0):
+                _check_copy(both)
+        both.connect()
+        both.turn()
+        both.settle()
+        assert both.replication.phase is Phase.FOLLOWING
+        assert both.held() == both.model
+        assert both.replication.safe == both.seq
+    finally:
+        replication.PART_BYTES, keeper.PART_BYTES = replication_part, keeper_part
+        replication.BATCH_BYTES = 8 * 1024 * 1024
+        assert both.store is not None
+        both.store.close()
+
+
+def _check_copy(both: Pair) -> None:
+    """The copy is a state that the store has had, and not an earlier one than what was acknowledged."""
+    held = both.held()
+    states = [both.history[seq] for seq in sorted(both.history) if seq >= both.replication.safe]
+    assert held in states
+
+
+def test_a_later_life_fences_the_earlier_one_at_every_step(tmp_path: Path) -> None:
+    both = Pair(tmp_path)
+    both.open()
+    both.connect()
+    both.write(1, 1)
+    both.turn()
+    both.settle()
+    older, store = both.replication, both.store
+    assert store is not None
+    both.disk, both.seq = 1, 0
+    earlier = both.wire
+    both.open()
+    both.connect()
+    both.deliver(1)  # its question alone
+    both.replication, newer = older, both.replication
+    both.wire = earlier
+    store.add(Write(2, {("count", 1): 2}))
+    store.commit()
+    older._send = lambda to, said: both.wire.append(said)
+    older.flush()
+    both.replies = []
+    both.deliver(1)
+    with pytest.raises(Fenced, match="life 2 has begun"):
+        both.answer(1)
+    assert older.safe == 1
+    both.keeper = Keeper(lambda process: both.lives.last())  # a new replica knows it too
+    (refused,) = both.keeper.on_event(Received(SITE, m.CopyQuery(SITE, 1)), 0.0)
+    assert isinstance(refused, Send)
+    assert refused.message == m.CopyRefused(SITE, 2)
+    store.close()
+    newer._store.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.CopyBatch(SITE, 1, 1, 1, [], True),
+        m.CopyPart(SITE, 1, 0, [], True),
+        m.CopyPull(SITE),
+        m.Consumed("s", 1),
+    ],
+)
+def test_a_replica_refuses_what_is_out_of_turn(message: m.Message) -> None:
+    with pytest.raises(ProtocolViolation):
+        Keeper().on_event(Received(SITE, message), 0.0)
+
+
+def test_a_batch_that_does_not_follow_is_refused() -> None:
+    replica = Keeper()
+    replica.on_event(Received(SITE, m.CopyQuery(SITE, 1)), 0.0)
+    replica.on_event(Received(SITE, m.CopyPart(SITE, 1, 4, [(b"k", b"v")], True)), 0.0)
+    with pytest.raises(ProtocolViolation, match="batch 6 of cloud does not follow 4"):
+        replica.on_event(Received(SITE, m.CopyBatch(SITE, 1, 6, 6, [], True)), 0.0)
+
+
+def test_lives_are_claimed_once_and_know_whether_another_place_comes_between(tmp_path: Path) -> None:
+    lives = Lives(tmp_path, "count@cloud#1")
+    assert lives.claim(0, "a") == (1, False)
+    assert lives.claim(1, "a") == (2, False)
+    assert lives.claim(1, "a") == (3, False)  # life 2 had not stored anything, but where would have been here
+    assert lives.claim(3, "b") == (4, False)
+    assert lives.claim(3, "a") == (5, True)
+    assert lives.claim(9, "a") == (10, False)
+    assert lives.last() == 10
+
+
+def test_local_disks_need_a_backup_or_replicas(tmp_path: Path) -> None:
+    assert Keeping.of(None, "/mnt/disk", "replica").local == "/mnt/disk"
+    with pytest.raises(UserError, match="or durability 'replica'"):
+        Keeping.of(None, "/mnt/disk")
+    manifest = make_place(tmp_path, replicas=ReplicaPlan()).manifest()
+    with pytest.raises(UserError, match="local = '/mnt/disk', but what there is lies in 'the storage'"):
+        Keeping.of(None, "/mnt/disk", "replica").applied(manifest, manifest)

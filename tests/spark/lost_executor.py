@@ -1,0 +1,70 @@
+"""A program of its own: a small cluster whose executors are killed one after the other, disks and all.
+
+    python lost_executor.py DIRECTORY
+
+Each executor is killed while rows flow, its disk deleted; what comes out is judged row by row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import tiercel
+from tiercel.bench.outages import check_ours, executor_of, spark_home
+from tiercel.bench.steady import Traffic, declare
+from tiercel.core.settings import Settings
+from tiercel.spark.live import Live
+
+SLOTS = 4  # per executor
+
+
+def lose(live: Live, name: str, disks: Path) -> list[str]:
+    """The executor of a process, with everyone on it and its disk."""
+    everyone = {found.name: found for found in live.status().processes}
+    executor = everyone[name].executor
+    lost = [found for found in everyone.values() if found.executor == executor]
+    os.kill(executor_of(check_ours(everyone[name].pid, [os.getpid()]), [os.getpid()]), signal.SIGKILL)
+    shutil.rmtree(disks / executor, ignore_errors=True)
+    for before in lost:
+        while (found := live.place.registry.find(before.name)) is None or found.life <= before.life:
+            assert live.failures == {}, live.failures
+            time.sleep(0.05)
+    return [found.name for found in lost]
+
+
+def main(directory: Path) -> None:
+    spark = tiercel.session("lost-executor", master=f"local-cluster[2,{SLOTS},1024]")
+    work = spark_home() / "work" / spark.sparkContext.applicationId
+    disks = directory / "disks"
+    settings = Settings(suspect_ms=20_000)
+    try:
+        with tiercel.start(
+            spark,
+            ["cloud"],
+            directory / "storage",
+            durability="replica",
+            local=str(disks / "{executor}"),
+            settings=settings,
+        ) as live:
+            traffic = Traffic(*declare(live, instances={"cloud": 2}))
+            traffic.go_on()
+            print(live.status(), file=sys.stderr)
+            lost = []
+            for name in ("cloud", "replica 1 of cloud", "cloud"):
+                lost.append(lose(live, name, disks))
+                traffic.go_on()
+                print(live.status(), file=sys.stderr)
+            print(json.dumps({"rounds": traffic.finish(), "lost": lost}))
+    finally:
+        spark.stop()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,209 @@
+"""Durability `replica` and signs of life, on Spark: disks that are lost, processes that stop and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import tiercel
+from tiercel.bench.averages import INPUT, INPUT_SCHEMA
+from tiercel.bench.outages import check_ours
+from tiercel.bench.steady import OPERATOR, Traffic, declare
+from tiercel.core.settings import Settings
+from tiercel.runtime.storing import directory_of
+from tiercel.spark.live import Live
+from tiercel.spark.status import ProcessStatus
+from tiercel.spark.vigil import Silence
+
+INSTANCES = [f"{OPERATOR}@cloud#1", f"{OPERATOR}@cloud#2"]
+REPLICA = "replica 1 of cloud"
+SUSPECT_MS = 4_000.0
+SOURCES = str(Path(tiercel.__file__).resolve().parent.parent)
+
+
+def process(live: Live, name: str) -> ProcessStatus:
+    return next(found for found in live.status().processes if found.name == name)
+
+
+def until_reborn(live: Live, before: ProcessStatus) -> None:
+    while (found := live.place.registry.find(before.name)) is None or found.life <= before.life:
+        assert live.failures == {}
+        time.sleep(0.05)
+
+
+def ours(live: Live, name: str) -> int:
+    address = live.place.registry.find(name)
+    assert address is not None
+    return check_ours(address.pid, [os.getpid()])
+
+
+@pytest.fixture
+def deployment(spark: SparkSession, tmp_path: Path) -> Iterator[tuple[Live, Traffic]]:
+    local = str(tmp_path / "disks" / "{executor}")
+    wish: dict[str, Any] = {"durability": "replica", "settings": Settings(suspect_ms=SUSPECT_MS)}
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage", local=local, **wish) as live:
+        traffic = Traffic(*declare(live, instances={"cloud": 2}))
+        traffic.go_on()
+        yield live, traffic
+
+
+def test_killed_with_its_disk_it_comes_back_from_its_replica(
+    deployment: tuple[Live, Traffic], tmp_path: Path
+) -> None:
+    live, traffic = deployment
+    assert [p.name for p in live.status().processes if p.kind == "replica"] == [REPLICA]
+    assert "it is the only one" in str(live.status())
+    for name in (INSTANCES[0], "cloud", REPLICA, "cloud"):
+        before = process(live, name)
+        disk = directory_of(live.place, live.place.manifest(), name, before.executor)
+        os.kill(ours(live, name), signal.SIGKILL)
+        if name != REPLICA:
+            disk.rename(tmp_path / f"gone {name} {before.life}")
+        until_reborn(live, before)
+        traffic.go_on()
+    traffic.finish()
+
+
+@pytest.mark.parametrize("name", [INSTANCES[0], "cloud", REPLICA])
+def test_a_process_that_is_stopped_is_suspected_and_started_again(
+    deployment: tuple[Live, Traffic], name: str
+) -> None:
+    live, traffic = deployment
+    before = process(live, name)
+    os.kill(ours(live, name), signal.SIGSTOP)
+    until_reborn(live, before)
+    traffic.go_on()
+    assert process(live, name).suspicions == 1
+    assert not Path(f"/proc/{before.pid}").exists()  # Spark has killed it, stopped as it was
+    traffic.finish()
+
+
+@pytest.mark.parametrize("name", [INSTANCES[0], "cloud", REPLICA])
+def test_a_process_that_was_suspected_and_goes_on_harms_nobody(
+    deployment: tuple[Live, Traffic], name: str
+) -> None:
+    """It wakes up while the next life begins; Spark kills it within two seconds, till then it is fenced."""
+    live, traffic = deployment
+    before = process(live, name)
+    pid = ours(live, name)
+    os.kill(pid, signal.SIGSTOP)
+    assert live._hosting is not None
+    while not live._hosting.suspicions.get(name):
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGCONT)
+    until_reborn(live, before)
+    traffic.go_on()
+    traffic.finish()
+
+
+@pytest.mark.parametrize("name", [INSTANCES[0], "cloud", REPLICA])
+def test_a_process_that_goes_on_before_it_is_suspected_is_left_alone(
+    deployment: tuple[Live, Traffic], name: str
+) -> None:
+    live, traffic = deployment
+    before = process(live, name)
+    for _ in range(2):
+        os.kill(ours(live, name), signal.SIGSTOP)
+        time.sleep(SUSPECT_MS / 1e3 / 4)
+        os.kill(ours(live, name), signal.SIGCONT)
+        traffic.go_on()
+    assert (process(live, name).life, process(live, name).suspicions) == (before.life, 0)
+    traffic.finish()
+
+
+def test_a_feed_commits_its_offsets_only_when_a_replica_holds_the_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The source is the upstream backup: until the rows are as safe as was asked for, they stay its own."""
+    source, commits = tmp_path / "source", tmp_path / "checkpoint" / "commits"
+    source.mkdir()
+
+    def add(batch: int) -> None:
+        draft = tmp_path / f".{batch}"
+        draft.write_text("".join(f'{{"sensor":{k},"n":{batch},"due":0,"value":1.0}}\n' for k in range(5)))
+        draft.rename(source / f"{batch}.json")
+
+    def committed() -> set[str]:
+        return {path.name for path in commits.glob("[0-9]*")} if commits.exists() else set()
+
+    settings = Settings(suspect_ms=600_000)  # nobody starts it again while it is stopped
+    with tiercel.start(
+        spark, ["cloud"], tmp_path / "storage", durability="replica", settings=settings
+    ) as live:
+        _, averages = declare(live)
+        live.deploy()
+        subscriber = averages.subscribe(after=0)
+        rows = spark.readStream.schema(INPUT_SCHEMA).json(str(source))
+        query = (
+            rows.writeStream.format("tiercel")
+            .option("storage", str(live.place.directory))
+            .option("stream", INPUT)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        try:
+            add(0)
+            while committed() != {"0"}:
+                assert query.exception() is None
+                time.sleep(0.05)
+            stopped = ours(live, REPLICA)
+            os.kill(stopped, signal.SIGSTOP)
+            try:
+                add(1)
+                while not any(live.place.feeds.glob("*/1/*.frames")):  # staged, not published
+                    time.sleep(0.05)
+                time.sleep(2.0)
+                assert committed() == {"0"}
+                assert len(subscriber.poll(0.1)) == 5  # of the first batch
+            finally:
+                os.kill(stopped, signal.SIGCONT)
+            while committed() != {"0", "1"}:
+                assert query.exception() is None
+                time.sleep(0.05)
+        finally:
+            query.stop()
+            subscriber.close()
+
+
+def test_a_durability_that_there_is_not_and_too_few_slots_are_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with pytest.raises(tiercel.UserError, match="durability 'replicas'\nexpected: 'os', 'disk' or 'replica'"):
+        tiercel.start(spark, durability="replicas")  # type: ignore[arg-type]
+    with tiercel.start(spark, [f"site-{n}" for n in range(7)], tmp_path / "s", durability="replica") as live:
+        declare(live)
+        with pytest.raises(tiercel.UserError, match="15 routers, replicas and instances need a"):
+            live.deploy()
+
+
+def test_an_executor_is_killed_and_its_disk_deleted_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("lost_executor.py")
+    command = [sys.executable, str(program), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": SOURCES}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    report = json.loads(ended.stdout.splitlines()[-1])
+    assert report["rounds"] > 60
+    for lost in report["lost"]:
+        assert len(lost) >= 2  # a router or a replica, and others
+
+
+def test_silence_is_counted_between_looks_of_a_driver_that_is_awake() -> None:
+    silence = Silence(suspect_s=2.0, look_s=0.5)
+    assert silence.look({"a": 1, "b": 1, "starting": 0}, 100.0) == {}
+    for n in range(1, 5):
+        assert silence.look({"a": 1 + n, "b": 1, "starting": 0}, 100.0 + n / 2) == {}
+    assert silence.look({"a": 9, "b": 1, "starting": 0}, 102.5) == {"b": 2.5}
+    assert silence.look({"a": 9, "b": 1}, 103.0) == {}  # begins anew: it is being started again
+    assert silence.look({"a": 9, "b": 1}, 200.0) == {}  # the driver itself was asleep
+    assert silence.look({"a": 9, "b": 1}, 200.5) == {}
