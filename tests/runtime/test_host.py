@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 
@@ -136,5 +137,41 @@ def test_a_write_is_told_to_be_durable_also_when_a_read_has_committed_it(
         async with running(host):
             host.take(TimerFired("go"))
             await until(lambda: machine.durable == 1, "the machine is never told")
+
+    run(scenario())
+
+
+class Failing:
+    """A machine that cannot work."""
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        raise RuntimeError("it cannot")
+
+
+def test_who_ends_well_leaves_the_registry_and_who_fails_or_is_succeeded_does_not(tmp_path: Path) -> None:
+    """Else nobody could tell an executor that was left in time from one that took somebody along."""
+
+    async def scenario() -> None:
+        place = deployment_in(tmp_path, "os")
+        registry = place.registry
+        well = Host("well", WritesAndReads(), registry, place.secret, store=Store(tmp_path / "a", "os"))
+        async with running(well):
+            await until(lambda: registry.find("well") is not None, "it does not start")
+            registry.dismiss("well")
+            await until(lambda: registry.find("well") is None, "it is still there")
+        older = Host("older", WritesAndReads(), registry, place.secret, store=Store(tmp_path / "b", "os"))
+        async with running(older):
+            await until(lambda: registry.find("older") is not None, "it does not start")
+            found = registry.find("older")
+            assert found is not None
+            registry.publish(msgspec.structs.replace(found, life=found.life + 1))
+        assert registry.find("older") is not None
+        failing = Host("failing", Failing(), registry, place.secret)
+        serving = asyncio.create_task(failing.run())
+        await until(lambda: registry.find("failing") is not None, "it does not start")
+        failing.take(TimerFired("go"))
+        with pytest.raises(RuntimeError, match="it cannot"):
+            await serving
+        assert registry.find("failing") is not None
 
     run(scenario())

@@ -186,14 +186,19 @@ class Host:
                         await loop.run_in_executor(None, self._backup.shipper.close)
                 finally:
                     self._store.close()
+        if self._listens:
+            self._registry.leave(self.name, self._life)
         return self.ended_because
 
     def _publish(self, where: tuple[int, str], stage: int, attempt: int, task: int, executor: str) -> None:
         """Tell everyone where we listen. A client does not: nobody needs to find it."""
         port, nearby = where
-        life = self._store.life if self._store is not None else 1
-        here = (self.name, self._advertise, port, os.getpid(), life, nearby)
+        here = (self.name, self._advertise, port, os.getpid(), self._life, nearby)
         self._registry.publish(Address(*here, stage, attempt, task, executor))
+
+    @property
+    def _life(self) -> int:
+        return self._store.life if self._store is not None else 1
 
     def end(self, reason: str) -> None:
         if not self._ended.done():

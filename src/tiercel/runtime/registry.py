@@ -55,6 +55,12 @@ class Registry:
     def withdraw(self, name: str) -> None:
         self._place(name, "address").unlink(missing_ok=True)
 
+    def leave(self, name: str, life: int) -> None:
+        """A life has ended well: nobody looks for it any more, and nobody takes it for lost."""
+        found = self.find(name)
+        if found is not None and found.life == life:
+            self.withdraw(name)
+
     def dismiss(self, name: str) -> None:
         """Ask a process to end; it looks here a few times a second."""
         self._place(name, "dismissed").touch()
