@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from tiercel.bench.traffic import Chore
 from tiercel.chaos import talk
+from tiercel.chaos.child import QUICK_JVM
 from tiercel.chaos.keeping import arguments
 from tiercel.chaos.ledger import (
     ACCOUNTS,
@@ -255,7 +256,7 @@ def main() -> None:
     storage, records, seed, master, scratch, durability = sys.argv[1:]
     channel = Channel()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
-    config = {"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={scratch}"}
+    config = {"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={scratch} {QUICK_JVM}"}
     spark = open_session("tiercel-chaos", master=master, config=config)
     channel.tell(talk.Opened(spark.sparkContext.applicationId))
     try:

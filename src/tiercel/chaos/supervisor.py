@@ -111,17 +111,28 @@ class Supervisor:
                 self._strike_on()
             except Stalled as stalled:
                 self.chronicle.stalled = str(stalled)
-                if self._storage.exists():
-                    shutil.copytree(self._storage, self._out / "storage", dirs_exist_ok=True)
             finally:
                 self._child.kill()
                 self._close_tracks()
                 self._count_changes()
                 for struck in self.chronicle.faults:  # some ends were told only after the fault
                     self._meet(struck)
-                for application in self._applications:  # where a local cluster's executors have worked
-                    shutil.rmtree(spark_home() / "work" / application, ignore_errors=True)
+                self._keep_evidence()
         return self.chronicle
+
+    def _keep_evidence(self) -> None:
+        """What executors have logged; of a run that stood still also what everyone had stored."""
+        for application in self._applications:  # where a local cluster's executors have worked
+            work = spark_home() / "work" / application
+            for log in work.glob("*/stderr"):
+                kept = self._out / "executors" / application
+                kept.mkdir(parents=True, exist_ok=True)
+                shutil.copy(log, kept / f"{log.parent.name}.log")
+            shutil.rmtree(work, ignore_errors=True)
+        if self.chronicle.stalled:
+            for place in (self._storage, disks_of(self._storage)):
+                if place.exists():
+                    shutil.copytree(place, self._out / place.name, dirs_exist_ok=True)
 
     def _strike_on(self) -> None:
         for fault in plan(self._seed, self._kinds):

@@ -49,6 +49,16 @@ def kill_all(session: int) -> None:
         time.sleep(0.01)
 
 
+def below(process: int, session: int) -> list[int]:
+    """What it has started, and what those have, of the session that it is in."""
+    found = []
+    for pid in members(session):
+        with contextlib.suppress(OSError):  # it has just ended
+            if pid != process and process in ancestors(pid):
+                found.append(pid)
+    return found
+
+
 def kill_with_disk(executor: int, session: int, disks: Path) -> str:
     """Kill an executor and all below it, and delete its disk; returns its name with Spark.
 
@@ -57,10 +67,9 @@ def kill_with_disk(executor: int, session: int, disks: Path) -> str:
     os.kill(executor, signal.SIGSTOP)
     words = Path(f"/proc/{executor}/cmdline").read_bytes().split(b"\0")
     name = words[words.index(b"--executor-id") + 1].decode()
-    for pid in members(session):
-        with contextlib.suppress(OSError):  # it has just ended
-            if pid != executor and executor in ancestors(pid):
-                os.kill(pid, signal.SIGKILL)
+    for pid in below(executor, session):  # looked up before the first dies: orphans are below nobody
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     gone = disks / f".gone-{name}"
     with contextlib.suppress(FileNotFoundError):  # nobody has stored anything there yet
         (disks / name).rename(gone)

@@ -120,6 +120,7 @@ class Host:
         on_launch: Callable[[str], object] | None = None,
         on_retire: Callable[[str], object] | None = None,
         metrics: Path | None = None,
+        parent: int = 0,
     ) -> None:
         self.name = name
         self.machine = machine
@@ -132,6 +133,7 @@ class Host:
         self._store = store
         self._backup = backup
         self._listens = listens
+        self._parent = parent  # the process without which we are nobody's task; 0: none
         self._advertise = advertise or bind
         self._peers = Peers(
             self,
@@ -205,13 +207,23 @@ class Host:
             self._ended.set_result(reason)
 
     async def _look_whether_wanted(self) -> None:
-        while not self._registry.dismissed(self.name):  # another process makes the file
+        while not (reason := self._unwanted()):
             await asyncio.sleep(LOOK_S)
             if self._registry.checkpoint_asked(self.name):
                 self.take(TimerFired("checkpoint"))
             if self._meter is not None:
                 self._meter.tick(self.busy_s)
-        self.end("dismissed")
+        self.end(reason)
+
+    def _unwanted(self) -> str:
+        """Why nobody needs us any more; other processes decide that."""
+        if self._registry.dismissed(self.name):
+            return "dismissed"
+        if not self._registry.lists(self.name, self._life):
+            return "succeeded"  # routers hear only the latest life; who stays blocks the task that it is
+        if self._parent and os.getppid() != self._parent:
+            return "orphaned"
+        return ""
 
     # -- what our peers do ---------------------------------------------------------------------
 

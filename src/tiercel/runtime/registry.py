@@ -55,10 +55,14 @@ class Registry:
     def withdraw(self, name: str) -> None:
         self._place(name, "address").unlink(missing_ok=True)
 
+    def lists(self, name: str, life: int) -> bool:
+        """Whether that life is the one to be found here; else another one runs, or will soon."""
+        found = self.find(name)
+        return found is not None and found.life == life
+
     def leave(self, name: str, life: int) -> None:
         """A life has ended well: nobody looks for it any more, and nobody takes it for lost."""
-        found = self.find(name)
-        if found is not None and found.life == life:
+        if self.lists(name, life):
             self.withdraw(name)
 
     def dismiss(self, name: str) -> None:
