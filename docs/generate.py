@@ -54,6 +54,7 @@ WAYS: dict[str, Way] = {
     # instances
     "Attach": ("instance -> router", NOW),
     "AttachReply": ("router -> instance", WHEN_DURABLE),
+    "Outlived": ("router -> instance", NOW),
     "ArrivalRole": ("router -> destination, in `AttachReply`", INSIDE),
     "DepartureRole": ("router -> source, in `AttachReply` and `FlipNotice`", INSIDE),
     "Resume": ("instance -> router", NOW),

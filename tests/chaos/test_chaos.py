@@ -16,20 +16,20 @@ import pytest
 from tiercel import cli
 from tiercel.chaos.child import Track
 from tiercel.chaos.disk import Disk, limited
-from tiercel.chaos.judge import Verdict
+from tiercel.chaos.judge import Verdict, too_few
 from tiercel.chaos.ledger import ACCOUNTS, CHUNK_FRAMES, FRAME_ROWS, entered, frames, reference
 from tiercel.chaos.plan import DECK, Fault, Kind, chosen, plan
 from tiercel.chaos.record import Inputs, Outputs
 from tiercel.chaos.supervisor import Chronicle, Struck, check_master, kinds_of
-from tiercel.chaos.victims import kill_all, members
+from tiercel.chaos.victims import kill_all, kill_with_disk, members
 from tiercel.errors import UserError
 from tiercel.spark.audit import Audit
 
 CLUSTER = "local-cluster[2,6,1024]"
 
 
-def first(count: int, seed: int = 7, master: str = CLUSTER) -> list[Fault]:
-    return list(itertools.islice(plan(seed, kinds_of(master)), count))
+def first(count: int, seed: int = 7, master: str = CLUSTER, durability: str = "backup") -> list[Fault]:
+    return list(itertools.islice(plan(seed, kinds_of(master, durability)), count))
 
 
 # -- the plan --------------------------------------------------------------------------------------
@@ -55,7 +55,15 @@ def test_a_hundred_faults_have_five_of_each_kind_and_thirty_that_are_meant_for_m
 
 
 def test_a_local_session_has_no_executors_to_kill() -> None:
-    assert {fault.kind for fault in first(60, master="local[12,4]")} == set(Kind) - {Kind.EXECUTOR}
+    assert {fault.kind for fault in first(60, master="local[12,4]")} == set(Kind) - {
+        Kind.EXECUTOR,
+        Kind.LOST_DISK,
+    }
+
+
+@pytest.mark.parametrize("durability", ["os", "disk"])
+def test_no_disk_is_lost_where_that_would_lose_rows(durability: str) -> None:
+    assert {fault.kind for fault in first(60, durability=durability)} == set(Kind) - {Kind.LOST_DISK}
 
 
 def test_every_kind_has_its_share_of_a_deck() -> None:
@@ -147,6 +155,24 @@ def test_a_change_runs_from_when_it_was_taken_on_until_its_handle_says_done() ->
     assert (track.runs_at(6.0), track.runs_at(6.1)) == (True, False)
 
 
+def test_an_executor_is_killed_with_all_below_it_and_its_disk_and_other_disks_stay(tmp_path: Path) -> None:
+    child = "import time; print('x', flush=True); time.sleep(600)"
+    script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]).wait()"
+    executor = subprocess.Popen(
+        [sys.executable, "-c", script, "--executor-id", "7"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert executor.stdout is not None
+    executor.stdout.read(1)
+    for name in ("7", "8"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    assert kill_with_disk(executor.pid, executor.pid, tmp_path) == "7"
+    executor.wait()
+    executor.stdout.close()
+    assert members(executor.pid) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["8"]
+
+
 # -- disks ---------------------------------------------------------------------------------------------
 
 
@@ -203,7 +229,7 @@ def test_where_nothing_can_be_mounted_a_process_cannot_write_for_a_while(tmp_pat
 
 
 def verdict(audit: Audit, chronicle: Chronicle) -> Verdict:
-    return Verdict.of(1, 1.0, CLUSTER, chronicle, audit)
+    return Verdict.of(1, 1.0, CLUSTER, "backup", chronicle, audit)
 
 
 def test_a_verdict_counts_faults_by_kind_and_those_that_fell_into_a_move() -> None:
@@ -216,6 +242,19 @@ def test_a_verdict_counts_faults_by_kind_and_those_that_fell_into_a_move() -> No
     assert (found.faults["router"], found.faults["disk"], found.faults["stop"]) == (2, 1, 0)
     assert (found.during_moves["router"], found.during_moves["disk"], found.during_scaling) == (1, 1, 1)
     assert found.good
+
+
+def test_a_run_that_could_do_too_little_says_what_is_missing() -> None:
+    kinds = kinds_of(CLUSTER, "backup")
+    faults = [Struck(kind, "", 0.0, n < 5) for kind in kinds for n in range(15)]
+    assert too_few(20, kinds, faults) == []
+    assert too_few(3, kinds, [Struck(Kind.STOP, "", 0.0, True)] * 15) == [
+        f"0 faults of kind {kind}, at least 1 wanted" for kind in kinds if kind is not Kind.STOP
+    ]
+    assert too_few(1, kinds, [Struck(Kind.STOP, "", 0.0)] * 4) == [
+        "4 faults, at least 5 wanted",
+        "0 faults during moves, at least 2 wanted",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -238,6 +277,7 @@ def test_nothing_less_than_everything_is_good(audit: Audit, chronicle: Chronicle
         (["--minutes", "0"], "out of range"),
         (["--minutes", "-3"], "out of range"),
         (["--master", "yarn"], "local-cluster"),
+        (["--durability", "none"], "one of: os, disk, backup"),
         (["--out", "{full}"], "is not empty"),
         (["--out", "{file}"], "cannot write"),
     ],

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 
@@ -138,3 +142,86 @@ def test_a_write_is_told_to_be_durable_also_when_a_read_has_committed_it(
             await until(lambda: machine.durable == 1, "the machine is never told")
 
     run(scenario())
+
+
+class Failing:
+    """A machine that cannot work."""
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        raise RuntimeError("it cannot")
+
+
+def test_who_ends_well_leaves_the_registry_and_who_fails_does_not(tmp_path: Path) -> None:
+    """Else nobody could tell an executor that was left in time from one that took somebody along."""
+
+    async def scenario() -> None:
+        place = deployment_in(tmp_path, "os")
+        registry = place.registry
+        well = Host("well", WritesAndReads(), registry, place.secret, store=Store(tmp_path / "a", "os"))
+        async with running(well):
+            await until(lambda: registry.find("well") is not None, "it does not start")
+            registry.dismiss("well")
+            await until(lambda: registry.find("well") is None, "it is still there")
+        failing = Host("failing", Failing(), registry, place.secret)
+        serving = asyncio.create_task(failing.run())
+        await until(lambda: registry.find("failing") is not None, "it does not start")
+        failing.take(TimerFired("go"))
+        with pytest.raises(RuntimeError, match="it cannot"):
+            await serving
+        assert registry.find("failing") is not None
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("successor", ["listens", "has left again"])
+def test_who_is_succeeded_by_a_later_life_ends_and_leaves_its_address_alone(
+    tmp_path: Path, successor: str
+) -> None:
+    """Else the task that Spark knows would stay for ever, and nobody would hear it."""
+
+    async def scenario() -> None:
+        place = deployment_in(tmp_path, "os")
+        registry = place.registry
+        host = Host("older", WritesAndReads(), registry, place.secret, store=Store(tmp_path / "db", "os"))
+        serving = asyncio.create_task(host.run())
+        await until(lambda: registry.find("older") is not None, "it does not start")
+        found = registry.find("older")
+        assert found is not None
+        registry.publish(msgspec.structs.replace(found, life=found.life + 1))
+        if successor == "has left again":
+            registry.leave("older", found.life + 1)
+        assert await serving == "succeeded"
+        assert (registry.find("older") is not None) is (successor == "listens")
+
+    run(scenario())
+
+
+ORPHAN = """
+import asyncio, os, sys
+from pathlib import Path
+from tiercel.runtime.host import Host
+from tiercel.runtime.registry import Registry
+
+class Idle:
+    def on_event(self, event, now_ms):
+        return []
+
+if os.fork() == 0:
+    host = Host("orphan", Idle(), Registry(Path(sys.argv[1])), b"secret", parent=os.getppid())
+    reason = asyncio.run(host.run())
+    Path(sys.argv[1], "ended").write_text(reason)
+    os._exit(0)
+while True:
+    os.wait()
+"""
+
+
+def test_a_worker_whose_parent_is_killed_ends(tmp_path: Path) -> None:
+    """Spark starts its task again elsewhere, and knows nothing of it any more."""
+    with subprocess.Popen([sys.executable, "-c", ORPHAN, str(tmp_path)]) as parent:
+        while not (tmp_path / "orphan.address").exists():
+            assert parent.poll() is None
+            time.sleep(0.01)
+        parent.kill()
+    run(until(lambda: (tmp_path / "ended").exists(), "it lives on"))
+    run(until(lambda: (tmp_path / "ended").read_text(encoding="utf-8") == "orphaned", "another reason"))

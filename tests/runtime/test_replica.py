@@ -189,7 +189,7 @@ def test_a_false_suspicion_is_harmless_the_one_believed_dead_ends_and_nothing_co
             deployment.sent += 50
             deployment.start(name)
             until(lambda older=older: older.over, "the older life goes on")  # type: ignore[misc]
-            assert isinstance(older.failure, Fenced)
+            assert isinstance(older.failure, Fenced) or older.host.ended_because == "succeeded"
             producer.flush(30)
             deployment.send(producer)
             deployment.read(subscriber)

@@ -7,6 +7,7 @@ Not responsible for: the record (record.py), the counting itself (spark/audit.py
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,16 @@ import msgspec
 
 from tiercel.chaos.ledger import BALANCE, reference
 from tiercel.chaos.plan import Kind
-from tiercel.chaos.supervisor import Chronicle
+from tiercel.chaos.supervisor import Chronicle, Struck, kinds_of
 from tiercel.spark.audit import Audit, compare
 
 if TYPE_CHECKING:
     import pandas
 
 SLOTS = 2
+FAULTS_PER_MINUTE = 5.0
+IN_MOVES_PER_MINUTE = 1.5
+OF_EACH_KIND_PER_MINUTE = 0.25
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -29,6 +33,7 @@ class Verdict(msgspec.Struct, frozen=True):
     seed: int
     minutes: float
     master: str
+    durability: str
     audit: Audit
     faults: dict[str, int]  # by kind
     during_moves: dict[str, int]  # of those, how many fell into a running move
@@ -40,19 +45,23 @@ class Verdict(msgspec.Struct, frozen=True):
     unasked: list[str]
     stalled: str
     disk: str  # how a disk gets full here
+    too_few: list[str]  # of what the run should have had more to say much
 
     @property
     def good(self) -> bool:
         return self.audit.inputs > 0 and not (self.audit.faults or self.unasked or self.stalled)
 
     @classmethod
-    def of(cls, seed: int, minutes: float, master: str, chronicle: Chronicle, audit: Audit) -> Verdict:
+    def of(
+        cls, seed: int, minutes: float, master: str, durability: str, chronicle: Chronicle, audit: Audit
+    ) -> Verdict:
         counts = Counter(struck.kind for struck in chronicle.faults)
         met = Counter(struck.kind for struck in chronicle.faults if struck.in_move)
         return cls(
             seed,
             minutes,
             master,
+            durability,
             audit,
             {kind.value: counts[kind] for kind in Kind},
             {kind.value: met[kind] for kind in Kind},
@@ -64,7 +73,21 @@ class Verdict(msgspec.Struct, frozen=True):
             chronicle.unasked,
             chronicle.stalled,
             chronicle.disk,
+            too_few(minutes, kinds_of(master, durability), chronicle.faults),
         )
+
+
+def too_few(minutes: float, kinds: Sequence[Kind], faults: Sequence[Struck]) -> list[str]:
+    """What is missing of the least that a run of this length must have, in words."""
+    counts = Counter(struck.kind for struck in faults)
+    found = [("faults", len(faults), FAULTS_PER_MINUTE)]
+    found += [("faults during moves", sum(struck.in_move for struck in faults), IN_MOVES_PER_MINUTE)]
+    found += [(f"faults of kind {kind}", counts[kind], OF_EACH_KIND_PER_MINUTE) for kind in kinds]
+    return [
+        f"{count} {what}, at least {round(rate * minutes)} wanted"
+        for what, count, rate in found
+        if count < round(rate * minutes)
+    ]
 
 
 def sequential(transfers: pandas.DataFrame) -> pandas.DataFrame:

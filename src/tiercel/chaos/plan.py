@@ -25,6 +25,7 @@ class Kind(enum.StrEnum):
     INSTANCE = "instance"  # kill -9 of an instance's worker
     ROUTER = "router"  # kill -9 of a router's worker
     EXECUTOR = "executor"  # kill -9 of an executor with everything on it
+    LOST_DISK = "executor-disk"  # the same, and its disk is gone
     APPLICATION = (
         "application"  # kill -9 of driver, executors and all tasks; then a new one on the same storage
     )
@@ -35,10 +36,11 @@ class Kind(enum.StrEnum):
 DECK: Mapping[Kind, int] = {  # of twenty faults, so many: what takes longest to recover from is rarest
     Kind.INSTANCE: 6,
     Kind.ROUTER: 4,
-    Kind.STOP: 4,
+    Kind.STOP: 3,
     Kind.DISK: 2,
     Kind.EXECUTOR: 2,
-    Kind.APPLICATION: 2,
+    Kind.LOST_DISK: 2,
+    Kind.APPLICATION: 1,
 }
 STRATEGIES = ("live",) * 6 + ("pause",) * 3 + ("restart",)
 IN_MOVE = 0.6  # of all faults; not each finds one that lasts long enough

@@ -26,29 +26,31 @@ import msgspec
 from tiercel.bench.outages import spark_home
 from tiercel.chaos.child import Child, Track
 from tiercel.chaos.disk import Disk
+from tiercel.chaos.keeping import disks_of, own_disks
 from tiercel.chaos.plan import Fault, Kind, chosen, draw_move, plan
+from tiercel.chaos.victims import kill_with_disk
 from tiercel.errors import UserError
 
 STARTS_MAX = 3  # in a row
 START_S_MAX = 180.0  # Spark, its executors and all tasks, on a busy machine
-WELL_S_MAX = 120.0  # until all that was sent before a fault has come out
+QUIET_S_MAX = 180.0  # without one more row coming out, while some are missing: it stands still
 VICTIM_S_MAX = 20.0  # until there is somebody to strike
 BEGIN_S_MAX = 40.0  # until a change is taken on: a router may have to start first
-FINISH_S_MAX = 400.0
 END_S_MAX = 60.0
+LOOK_S = 0.02
 TRIES = 4  # moves that are begun for one fault: some end before it can strike
 
 Tell = Callable[[str, float], None]  # what happens, and how far the run is, 0 to 1
 
 
-class Struck(msgspec.Struct, frozen=True):
+class Struck(msgspec.Struct):
     """A fault that was done."""
 
     kind: Kind
     victim: str
     at_s: float  # since the run began
-    in_move: bool  # the handle of a move said so
-    in_scale: bool
+    in_move: bool = False  # the handle of a move said so
+    in_scale: bool = False
 
 
 class Chronicle(msgspec.Struct):
@@ -69,16 +71,22 @@ class Stalled(Exception):
     """Rows do not come out any more."""
 
 
-def kinds_of(master: str) -> list[Kind]:
-    """All that can be done there: a local session has no executors of its own."""
-    return [kind for kind in Kind if kind is not Kind.EXECUTOR or not master.startswith("local[")]
+def kinds_of(master: str, durability: str) -> list[Kind]:
+    """All that can be done there: a local session has no executors of its own, nor need they have disks."""
+    left_out = set()
+    if master.startswith("local["):
+        left_out |= {Kind.EXECUTOR, Kind.LOST_DISK}
+    if not own_disks(durability):
+        left_out.add(Kind.LOST_DISK)
+    return [kind for kind in Kind if kind not in left_out]
 
 
 class Supervisor:
     """One run."""
 
-    def __init__(self, out: Path, seed: int, master: str, tell: Tell) -> None:
-        self._out, self._seed, self._master = out, seed, master
+    def __init__(self, out: Path, seed: int, master: str, durability: str, tell: Tell) -> None:
+        self._out, self._seed, self._master, self._durability = out, seed, master, durability
+        self._kinds = kinds_of(master, durability)
         self._tell = tell
         self._random = Random(f"supervisor/{seed}")  # moves beyond the planned ones
         self._applications: list[str] = []
@@ -103,18 +111,31 @@ class Supervisor:
                 self._strike_on()
             except Stalled as stalled:
                 self.chronicle.stalled = str(stalled)
-                if self._storage.exists():
-                    shutil.copytree(self._storage, self._out / "storage", dirs_exist_ok=True)
             finally:
                 self._child.kill()
                 self._close_tracks()
                 self._count_changes()
-                for application in self._applications:  # where a local cluster's executors have worked
-                    shutil.rmtree(spark_home() / "work" / application, ignore_errors=True)
+                for struck in self.chronicle.faults:  # some ends were told only after the fault
+                    self._meet(struck)
+                self._keep_evidence()
         return self.chronicle
 
+    def _keep_evidence(self) -> None:
+        """What executors have logged; of a run that stood still also what everyone had stored."""
+        for application in self._applications:  # where a local cluster's executors have worked
+            work = spark_home() / "work" / application
+            for log in work.glob("*/stderr"):
+                kept = self._out / "executors" / application
+                kept.mkdir(parents=True, exist_ok=True)
+                shutil.copy(log, kept / f"{log.parent.name}.log")
+            shutil.rmtree(work, ignore_errors=True)
+        if self.chronicle.stalled:
+            for place in (self._storage, disks_of(self._storage)):
+                if place.exists():
+                    shutil.copytree(place, self._out / place.name, dirs_exist_ok=True)
+
     def _strike_on(self) -> None:
-        for fault in plan(self._seed, kinds_of(self._master)):
+        for fault in plan(self._seed, self._kinds):
             if time.monotonic() - self._begun_s > self._seconds:
                 break
             self._look_after()
@@ -123,8 +144,9 @@ class Supervisor:
         self._say("letting everything come out")
         child = self._child
         child.finish()
-        if not child.wait(lambda: child.finished is not None, FINISH_S_MAX):
-            raise Stalled(f"the application did not finish; {child.last_words()}")
+        if not child.wait_while_going_on(lambda: child.finished is not None, QUIET_S_MAX):
+            what = f"it died: {child.last_words()}" if child.dead else self._behind(child.beat.sent)
+            raise Stalled(what)
         code = child.end(END_S_MAX)
         if code != 0:
             self.chronicle.unasked.append(f"the application ended with {code}; {child.last_words()}")
@@ -133,8 +155,15 @@ class Supervisor:
 
     def _new_child(self) -> Child:
         self.chronicle.starts += 1
-        log = self._out / "application.log"
-        return Child(self._storage, self._out / "recorded", self._seed, self._master, self._scratch, log)
+        return Child(
+            self._storage,
+            self._out / "recorded",
+            self._seed,
+            self._master,
+            self._scratch,
+            self._durability,
+            self._out / "application.log",
+        )
 
     def _until_ready(self) -> None:
         """A start that fails is tried again: on a busy machine Spark gives up workers that come up slowly."""
@@ -172,6 +201,10 @@ class Supervisor:
         self._again()
 
     def _close_tracks(self) -> None:
+        """Nobody will tell any more of what that application had begun."""
+        for track in self._child.tracks:
+            if track.ended_s is None:
+                track.ended_s = time.monotonic()
         self._tracks += self._child.tracks
         self._child.tracks = []
 
@@ -197,8 +230,9 @@ class Supervisor:
         if struck is None:
             return
         self.chronicle.faults.append(struck)
+        self._meet(struck)
         met = "  during a move" if struck.in_move else "  while scaling" if struck.in_scale else ""
-        self._say(f"{struck.kind:<12} {struck.victim}{met}")
+        self._say(f"{struck.kind:<13} {struck.victim}{met}")
         if not fault.overlap or fault.kind is Kind.APPLICATION:
             self._until_well(sent)
 
@@ -220,56 +254,76 @@ class Supervisor:
         victims = child.victims
         match fault.kind:
             case Kind.INSTANCE:
-                return self._signalled(fault, victims.instances)
+                return self._done_to(fault, victims.instances, self._kill)
             case Kind.ROUTER:
-                return self._signalled(fault, victims.routers)
+                return self._done_to(fault, victims.routers, self._kill)
             case Kind.EXECUTOR:
-                return self._signalled(fault, victims.executors)
+                return self._done_to(fault, victims.executors, self._kill)
+            case Kind.LOST_DISK:
+                return self._done_to(fault, victims.executors, self._kill_with_disk)
             case Kind.STOP:
-                return self._signalled(fault, victims.everyone)
+                return self._done_to(fault, victims.everyone, self._stop)
             case Kind.DISK:
-                struck = self._noted(fault, f"full for {fault.seconds:.1f} s")
+                struck = Struck(fault.kind, f"full for {fault.seconds:.1f} s", self._now_s())
                 self._disk.fill(fault.seconds, victims.writers())
                 return struck
             case Kind.APPLICATION:
-                struck = self._noted(fault, f"pid {child.pid} and all below it")
+                struck = Struck(fault.kind, f"pid {child.pid} and all below it", self._now_s())
                 self._again()
                 return struck
 
-    def _signalled(self, fault: Fault, candidates: Callable[[], Mapping[str, int]]) -> Struck | None:
-        stopping = fault.kind is Kind.STOP
+    def _done_to(
+        self, fault: Fault, candidates: Callable[[], Mapping[str, int]], deed: Callable[[Fault, int], str]
+    ) -> Struck | None:
+        """To one of the candidates; the deed says what there is to say besides who it was."""
         give_up = time.monotonic() + VICTIM_S_MAX
         while time.monotonic() < give_up and not self._child.dead:
-            found = candidates()
-            if not found:
-                time.sleep(0.02)
-                continue
-            name = chosen(sorted(found), fault.victim)
-            with contextlib.suppress(ProcessLookupError):  # it has just ended: look again
-                os.kill(found[name], signal.SIGSTOP if stopping else signal.SIGKILL)
-                struck = self._noted(fault, f"{name} for {fault.seconds:.1f} s" if stopping else name)
-                if stopping:
-                    time.sleep(fault.seconds)
-                    os.kill(found[name], signal.SIGCONT)
-                return struck
+            if found := candidates():
+                name, now_s = chosen(sorted(found), fault.victim), self._now_s()
+                with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
+                    more = deed(fault, found[name])
+                    return Struck(fault.kind, f"{name} {more}".rstrip(), now_s)
+            time.sleep(LOOK_S)
         return None
 
-    def _noted(self, fault: Fault, victim: str) -> Struck:
-        now_s = time.monotonic()
-        running = {track.what for track in self._child.tracks if track.runs_at(now_s)}
-        return Struck(
-            fault.kind, victim, round(now_s - self._begun_s, 3), bool(running - {"scale"}), "scale" in running
-        )
+    def _now_s(self) -> float:
+        return time.monotonic() - self._begun_s
+
+    def _kill(self, fault: Fault, pid: int) -> str:
+        os.kill(pid, signal.SIGKILL)
+        return ""
+
+    def _stop(self, fault: Fault, pid: int) -> str:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(fault.seconds)
+        with contextlib.suppress(ProcessLookupError):  # somebody has lost patience with it
+            os.kill(pid, signal.SIGCONT)
+        return f"for {fault.seconds:.1f} s"
+
+    def _kill_with_disk(self, fault: Fault, pid: int) -> str:
+        return f"with disk {kill_with_disk(pid, self._child.pid, disks_of(self._storage))}"
+
+    def _meet(self, struck: Struck) -> None:
+        """Which changes ran at that moment, as far as was told."""
+        moment_s = self._begun_s + struck.at_s
+        running = {t.what for t in (*self._tracks, *self._child.tracks) if t.runs_at(moment_s)}
+        struck.in_move, struck.in_scale = bool(running - {"scale"}), "scale" in running
 
     def _until_well(self, sent: int) -> None:
         """All that was sent before has come out, and what was given up or died is not waited for."""
         child = self._child
         beats = child.beats
-        well = child.wait(
-            lambda: child.beats > beats and (child.beat.received >= sent or child.beat.failures), WELL_S_MAX
+        well = child.wait_while_going_on(
+            lambda: child.beats > beats and (child.beat.received >= sent or child.beat.failures), QUIET_S_MAX
         )
         if not well and not child.dead:
-            raise Stalled(f"{child.beat.received:,} of {sent:,} rows are out {WELL_S_MAX:g} s after a fault")
+            raise Stalled(self._behind(sent))
+
+    def _behind(self, sent: int) -> str:
+        received = self._child.beat.received
+        return (
+            f"did not catch up within QUIET_S_MAX ({QUIET_S_MAX:g} s): {received:,} of {sent:,} rows are out"
+        )
 
     def _say(self, text: str) -> None:
         self._tell(text, min(1.0, (time.monotonic() - self._begun_s) / self._seconds))

@@ -51,7 +51,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
-    """Everything that was sent is out, or nothing came for long."""
+    """Everything that was sent is out."""
 
     sent: int
     received: int

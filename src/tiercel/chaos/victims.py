@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tiercel.bench.outages import executor_of
+from tiercel.bench.outages import ancestors, executor_of
 from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.place import Place
@@ -46,6 +47,35 @@ def kill_all(session: int) -> None:
         if time.monotonic() > give_up:
             raise UserError(f"processes {left} of session {session} do not end")
         time.sleep(0.01)
+
+
+def below(process: int, session: int) -> list[int]:
+    """What it has started, and what those have, of the session that it is in."""
+    found = []
+    for pid in members(session):
+        with contextlib.suppress(OSError):  # it has just ended
+            if pid != process and process in ancestors(pid):
+                found.append(pid)
+    return found
+
+
+def kill_with_disk(executor: int, session: int, disks: Path) -> str:
+    """Kill an executor and all below it, and delete its disk; returns its name with Spark.
+
+    It stands still first: nobody is started again, here or elsewhere, while its disk is still there.
+    """
+    os.kill(executor, signal.SIGSTOP)
+    words = Path(f"/proc/{executor}/cmdline").read_bytes().split(b"\0")
+    name = words[words.index(b"--executor-id") + 1].decode()
+    for pid in below(executor, session):  # looked up before the first dies: orphans are below nobody
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    gone = disks / f".gone-{name}"
+    with contextlib.suppress(FileNotFoundError):  # nobody has stored anything there yet
+        (disks / name).rename(gone)
+    os.kill(executor, signal.SIGKILL)
+    shutil.rmtree(gone, ignore_errors=True)
+    return name
 
 
 class Victims:

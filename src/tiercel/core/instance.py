@@ -100,6 +100,9 @@ class Instance(Processing):
                 if message.life == self.life:
                     self.halting = message.move
                     self.checkpointer.soon(step)
+            case m.Outlived():
+                if message.life == self.life:
+                    self.exit(step, "a later life has attached")
             case _ if self.phase is Phase.RUNNING:
                 self._on_move_message(step, message)
             case _:

@@ -258,7 +258,10 @@ class MoveDesk(Traffic):
         reader = inbox.readers.get(message.instance)
         last_life = reader.life if reader is not None else 0
         if message.life < last_life and self.mutant != "zombie-not-fenced":
-            return  # a life that Spark believes dead
+            step.send(
+                message.instance, m.Outlived(message.life)
+            )  # a life that Spark believes dead, or should
+            return
         feed = inbox.feeds.get(message.instance)
         if feed is None:
             settings = self.settings

@@ -126,6 +126,7 @@ class Host:
         on_retire: Callable[[str], object] | None = None,
         metrics: Path | None = None,
         load_share: LoadShare | None = None,
+        parent: int = 0,
     ) -> None:
         self.name = name
         self.machine = machine
@@ -143,6 +144,7 @@ class Host:
         self._life = life
         self._dials = dials
         self._listens = listens
+        self._parent = parent  # the process without which we are nobody's task; 0: none
         self._advertise = advertise or bind
         self._peers = Peers(
             self,
@@ -200,6 +202,8 @@ class Host:
                         await loop.run_in_executor(None, self._backup.shipper.close)
                 finally:
                     self._store.close()
+        if self._listens:
+            self._registry.leave(self.name, self._life)
         return self.ended_because
 
     def _publish(self, where: tuple[int, str], stage: int, attempt: int, task: int, executor: str) -> None:
@@ -213,18 +217,25 @@ class Host:
             self._ended.set_result(reason)
 
     async def _look_whether_wanted(self) -> None:
-        while not self._registry.dismissed(self.name):  # another process makes the file
+        while not (reason := self._unwanted()):
             await asyncio.sleep(LOOK_S)
-            latest = self._registry.find(self.name)
-            if latest is not None and latest.life > self._life:
-                self._give_way(f"life {self._life} of {self.name} ends: life {latest.life} has begun")
             if self._replication is not None:
                 self._replication.choose()
             if self._registry.checkpoint_asked(self.name):
                 self.take(TimerFired("checkpoint"))
             if self._meter is not None:
                 self._meter.tick(self.busy_s)
-        self.end("dismissed")
+        self.end(reason)
+
+    def _unwanted(self) -> str:
+        """Why nobody needs us any more; other processes decide that."""
+        if self._registry.dismissed(self.name):
+            return "dismissed"
+        if not self._registry.lists(self.name, self._life):
+            return "succeeded"  # routers hear only the latest life; who stays blocks the task that it is
+        if self._parent and os.getppid() != self._parent:
+            return "orphaned"
+        return ""
 
     def _give_way(self, reason: str) -> None:
         """We were believed dead, and another life has begun: ours ends, whatever it was about to do."""

@@ -68,6 +68,16 @@ class Registry:
         except OSError:
             return 0
 
+    def lists(self, name: str, life: int) -> bool:
+        """Whether that life is the one to be found here; else another one runs, or will soon."""
+        found = self.find(name)
+        return found is not None and found.life == life
+
+    def leave(self, name: str, life: int) -> None:
+        """A life has ended well: nobody looks for it any more, and nobody takes it for lost."""
+        if self.lists(name, life):
+            self.withdraw(name)
+
     def dismiss(self, name: str) -> None:
         """Ask a process to end; it looks here a few times a second."""
         self._place(name, "dismissed").touch()

@@ -104,20 +104,27 @@ class Watch:
                 log.exception("looking after executors")
 
     def _look(self, now_s: float) -> None:
-        here: dict[str, list[str]] = {}  # executor -> who runs on it
+        open_ones = [h.executor for h in self.handovers.values() if h.state in ("moving", "empty")]
+        for executor in sorted({*self._who_is_where(), *open_ones}):
+            state = self._backend.executor(executor)
+            # Asked behind the state: who ends well leaves the registry first, then its task ends, then Spark
+            # takes the executor away. Before, somebody who was just leaving was taken for lost.
+            names = self._who_is_where().get(executor, [])
+            if state is ExecutorState.LEAVING:
+                self._hand_over(executor, names, now_s)
+            elif state is ExecutorState.GONE and executor in open_ones:
+                self.handovers[executor].state = "lost" if names else "gone"
+                log.warning("%s", self.handovers[executor])
+        self._pay_what_is_owed()
+
+    def _who_is_where(self) -> dict[str, list[str]]:
+        """Executor -> who runs on it, and has not said that it leaves."""
+        here: dict[str, list[str]] = {}
         for name in self._hosting.names:
             address = self._place.registry.find(name)
             if address is not None and address.executor not in ("", "driver"):
                 here.setdefault(address.executor, []).append(name)
-        open_ones = [h.executor for h in self.handovers.values() if h.state in ("moving", "empty")]
-        for executor in sorted({*here, *open_ones}):
-            state = self._backend.executor(executor)
-            if state is ExecutorState.LEAVING:
-                self._hand_over(executor, here.get(executor, []), now_s)
-            elif state is ExecutorState.GONE and executor in open_ones:
-                self.handovers[executor].state = "lost" if here.get(executor) else "gone"
-                log.warning("%s", self.handovers[executor])
-        self._pay_what_is_owed()
+        return here
 
     def _hand_over(self, executor: str, names: list[str], now_s: float) -> None:
         if executor not in self.handovers:

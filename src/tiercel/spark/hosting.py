@@ -64,6 +64,7 @@ _hostings: weakref.WeakSet[Hosting] = weakref.WeakSet()  # of this driver
 START_S_MAX = 90.0  # a first Python worker on a busy machine
 END_S_MAX = 15.0
 LOOK_S = 0.02
+NOBODY = 1  # the parent of processes whose parent has died
 HEALTHY_S = 20.0  # a job that ran this long and then failed had been well
 FAILURES_MAX = 4  # in a row, each sooner than that: the process cannot work, and is given up
 REASON_CHARACTERS_MAX = 1_000
@@ -132,6 +133,7 @@ def build_host(
         tls=manifest.tls,
         metrics=place.metrics,
         load_share=functools.partial(load_share, place, manifest),
+        parent=os.getppid(),
     )
 
 
@@ -148,6 +150,7 @@ def build_replica(place: Place, name: str) -> Host:
         advertise=manifest.address_of(name),
         tls=manifest.tls,
         metrics=place.metrics,
+        parent=os.getppid(),
     )
 
 
@@ -178,6 +181,8 @@ def task(
 
     def run(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         logging.basicConfig(level=logging.WARNING)
+        if os.getppid() == NOBODY:
+            return  # whoever started this worker is dead: nobody would hear how it ends
         for batch in batches:
             context = TaskContext.get()
             assert context is not None

@@ -34,6 +34,7 @@ from tiercel.core.messages.instances import (
     DepartureRole,
     Dispatch,
     MoveOutputs,
+    Outlived,
     Outputs,
     Resume,
 )
@@ -144,6 +145,7 @@ __all__ = [
     "MoveRequest",
     "MoveStatus",
     "Moved",
+    "Outlived",
     "Outputs",
     "Prepare",
     "Prepared",

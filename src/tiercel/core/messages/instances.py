@@ -61,6 +61,16 @@ class AttachReply(Message, frozen=True):
     inherited: Inheritance | None = None  # without a checkpoint of its own it begins with this
 
 
+class Outlived(Message, frozen=True):
+    """A later life of this instance has attached before: this one is heard no more, and ends.
+
+    The later one may have been what Spark believes dead. Then the task that Spark knows is the one that
+    nobody hears; it has to end to be started again.
+    """
+
+    life: int
+
+
 class Resume(Message, frozen=True):
     """Go on from here: my own keys are applied up to `applied`, each arriving move up to its position."""
 

@@ -1,0 +1,43 @@
+"""Several lives of one instance at once: only the latest is heard, and nobody waits who is not."""
+
+from __future__ import annotations
+
+from tiercel.core import messages as m
+from tiercel.core.effects import Exit, Send
+from tiercel.core.events import Connected, Received
+from tiercel.core.instance import Instance
+from tiercel.core.router import Router
+from tiercel.core.settings import Settings
+from tiercel.core.topology import Operator, Stream, Topology
+from tiercel.workloads.processors import PlainCode
+
+NAME = "op@a#1"
+OPERATOR = Operator("op", ("in",), "out", (NAME,), slots=4)
+TOPOLOGY = Topology({"a": None}, {"out": Stream("out", "a")}, {"op": OPERATOR})
+
+
+class Silent:
+    """Emits nothing."""
+
+    def init(self, handle: object) -> None: ...
+    def handleInputRows(self, key: object, rows: object, timerValues: object) -> list[object]:
+        return []
+
+    def close(self) -> None: ...
+
+
+def test_a_life_that_attaches_behind_a_later_one_is_told_and_ends() -> None:
+    """Found by chaos: what Spark believed dead had the later life, and then ended.
+
+    The task that Spark knew was fenced from then on, and nobody started it again.
+    """
+    router = Router("a", TOPOLOGY, Settings(), 1, {})
+    router.on_event(Connected(NAME), 0.0)
+    router.on_event(Received(NAME, m.Attach(NAME, 3, 1)), 0.0)
+    effects = router.on_event(Received(NAME, m.Attach(NAME, 2, 1)), 1.0)
+    assert Send(NAME, m.Outlived(2)) in effects
+    instance = Instance(NAME, OPERATOR, PlainCode(Silent()), Settings(), 2)
+    instance.on_event(Connected("a"), 0.0)
+    assert instance.on_event(Received("a", m.Outlived(1)), 1.0) == []
+    (end,) = instance.on_event(Received("a", m.Outlived(2)), 1.0)
+    assert isinstance(end, Exit)
