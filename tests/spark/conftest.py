@@ -24,6 +24,7 @@ WITHOUT_SPARK = (
     "test_options.py",
     "test_reasons.py",
     "test_decommission.py",
+    "test_upgrading.py",
 )
 
 

@@ -184,6 +184,18 @@ class ProcessBackup:
                 damage.hint = f"the last whole state before it: --up-to '{self.process}={whole.number}'"
             raise
 
+    def states(self) -> list[Header]:
+        """Every whole state that can be restored, oldest first: the header of its last file."""
+        found = listed(self.location.names(self.folder))
+        last = max((piece.number for piece in found), default=0)
+        states: dict[int, Header] = {}
+        for base in sorted({piece.number for piece in found if piece.kind == "base"}):
+            with contextlib.suppress(DamagedBackup):  # where the next base begins, or something is damaged
+                for piece in self._chain(found, base, last):
+                    if piece.header.final:
+                        states[piece.header.number] = piece.header
+        return [states[number] for number in sorted(states)]
+
     def number_at(self, moment_ms: int) -> int | None:
         """The number of the newest whole state that was written by a moment."""
         found = listed(self.location.names(self.folder))

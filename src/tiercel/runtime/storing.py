@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -48,15 +48,18 @@ def open_storage(
     tables: Mapping[str, Any] | None = None,
     *,
     is_instance: bool = False,
+    prepare: Callable[[Path], object] = lambda directory: None,
 ) -> Storage:
-    """The storage of a process, restored first if that is necessary."""
+    """The storage of a process, restored first if that is necessary, then prepared."""
     plan = manifest.backup
     if plan is None:
+        prepare(directory)
         return Storage(Store(directory, manifest.durability, tables), None)
     backup = ProcessBackup(Location(plan.location), manifest.id, process)
     head = backup.head()
     if head is not None and not is_newest(directory, backup, head):
         restore(backup, directory)
+    prepare(directory)
     store = Store(directory, manifest.durability, tables, backup.claim)
     shipper = Shipper(store, backup, plan, head)
     return Storage(store, Safekeeping(shipper, safe_first=is_instance or plan.strict))

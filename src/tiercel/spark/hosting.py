@@ -47,6 +47,7 @@ from tiercel.runtime.storing import EXECUTOR, directory_of, open_storage
 from tiercel.spark.backend import Backend
 from tiercel.spark.border import Border, OperatorPlan
 from tiercel.spark.slots import ALLOCATION_S_MAX
+from tiercel.spark.upgrading import StatePlan, upgrade_store
 
 if TYPE_CHECKING:
     import pyarrow
@@ -83,7 +84,8 @@ def build_host(
     topology, settings, registry = manifest.topology, manifest.settings, place.registry
     executor = executor_here() if EXECUTOR in manifest.local else ""
     directory = directory_of(place, manifest, name, executor)
-    store, backup = open_storage(directory, manifest, name, is_instance=plan is not None)
+    prepare = functools.partial(upgrade_store, plan=plan.state if plan is not None else StatePlan())
+    store, backup = open_storage(directory, manifest, name, is_instance=plan is not None, prepare=prepare)
     machine: Machine
     peers: Callable[[], Iterable[str]]
     if plan is None:
