@@ -53,7 +53,11 @@ class Piece(NamedTuple):
 class ProcessBackup:
     """What a location holds of one process of one deployment."""
 
-    def __init__(self, location: Location, deployment: str, process: str) -> None:
+    def __init__(
+        self, location: Location, deployment: str, process: str, moment_ms: int | None = None
+    ) -> None:
+        """`moment_ms`: what is written is as of this moment, not of when it is written."""
+        self._moment_ms = moment_ms
         self.location = location
         self.deployment = deployment
         self.process = process
@@ -124,7 +128,7 @@ class ProcessBackup:
     ) -> Header:
         assert kind in ("base", "increment", "head")
         names = (self.deployment, self.process)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = time.time_ns() // 1_000_000 if self._moment_ms is None else self._moment_ms
         return Header(kind, *names, life, number, through, previous, now_ms, base, chunk, final)  # type: ignore[arg-type]
 
     def forget_old(self, keep: int, life: int) -> None:

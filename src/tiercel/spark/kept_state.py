@@ -23,17 +23,19 @@ from pyspark.sql import types as t
 
 from tiercel.errors import UserError
 from tiercel.runtime.place import Place, VariableFacts
-from tiercel.spark.processors import DeclaredState
-from tiercel.spark.schema import Columns, CoreRow
+from tiercel.spark.processors import DeclaredState, Variable
+from tiercel.spark.schema import Columns, CoreRow, decode_payload
 from tiercel.spark.session import open_session
-from tiercel.spark.state_schema import StateForm, facts_of, same_types, struct_of
-from tiercel.spark.stateful import IMAGE, encode_image
+from tiercel.spark.state_schema import StateForm, facts_of, same_types, stored_name, struct_of
+from tiercel.spark.stateful import IMAGE, decode_image, encode_image
 from tiercel.spark.upgrading import Upgrades, converter, successor
+from tiercel.state.ranges import put_keys
 
 if TYPE_CHECKING:
     import pyarrow
 
 FORMAT = 1  # of an export
+WHEREABOUTS = ("slot", "instance", "epoch", "offset")  # of a key: not part of its state
 
 
 class PackedState(NamedTuple):
@@ -69,11 +71,12 @@ class KeptState:
         if time_mode == "none" and not self.frame.where("size(timers) > 0").isEmpty():
             what = f"{self.source} has timers, operator {operator!r} has time mode none"
             raise UserError(what, expected="the time mode that they were registered in")
-        read, names = self.form.reader(), list(columns.key)
+        form, names = self.form, list(columns.key)
 
         def pack(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
             import pyarrow
 
+            read = form.reader()
             for batch in batches:
                 made = []
                 for row in batch.to_pylist():
@@ -162,12 +165,20 @@ def export_state(
 ) -> About:
     """An operator's state as parquet: as of its last checkpoints, or with `as_of` of a backup; it may run."""
     from tiercel.spark.datasource import register
+    from tiercel.spark.state_source import Asked
 
+    given = {
+        "storage": str(storage),
+        "operator": operator,
+        "layout": "columns",
+        "asOf": as_of,
+        "backup": backup,
+    }
+    asked = Asked.of(given)
+    _ = asked.schema, asked.numbers()  # what is not there is said before Spark starts
     spark = spark or open_session("tiercel")
     register(spark)
-    options = {"storage": str(storage), "operator": operator, "layout": "columns", "asOf": as_of}
-    reader = spark.read.format("tiercel-state").options(**options, backup=backup)
-    frame = reader.load().drop("slot", "instance", "epoch", "offset")
+    frame = spark.read.format("tiercel-state").options(**given).load().drop(*WHEREABOUTS)
     location = location.rstrip("/")
     try:
         frame.write.mode("error").parquet(f"{location}/keys")
@@ -178,13 +189,13 @@ def export_state(
         raise UserError(
             f"{location} holds an export already", expected="a new location: nothing is overwritten"
         ) from error
-    manifest = Place(storage).manifest()
+    manifest = asked.manifest
     about = About(
         "tiercel-export",
         operator,
         manifest.id,
         frame.schema["key"].dataType.json(),
-        {name: f for name, f in manifest.state[operator].items() if not f.deleted},
+        dict(asked.form.live),
         manifest.topology.operators[operator].time_mode,
         keys,
         as_of,
@@ -226,3 +237,37 @@ def exported(spark: SparkSession, location: str) -> KeptState:
         what = f"{location} has {keys} keys"
         raise UserError(what, expected=f"{about.keys}, as when it was written: files are missing or doubled")
     return KeptState(f"the export {location} of {about.operator!r}", form, frame)
+
+
+def import_state(
+    location: str, storage: str | Path, operator: str, *, spark: SparkSession | None = None
+) -> int:
+    """An export into a stopped deployment whose operator has no keys yet; returns how many it has then."""
+    from tiercel.spark.state_source import key_columns
+
+    manifest = Place(storage).manifest()
+    if operator not in manifest.state:
+        names = ", ".join(sorted(manifest.state)) or "(none says which state it has)"
+        raise UserError(f"no operator {operator!r} in {storage}", expected=f"one of: {names}")
+    spark = spark or open_session("tiercel")
+    facts = {name: each for name, each in manifest.state[operator].items() if not each.deleted}
+    declared = DeclaredState(tuple(_variable(name, each) for name, each in facts.items()))
+    columns = image_columns(key_columns(manifest, operator))
+    time_mode = manifest.topology.operators[operator].time_mode
+    packed = exported(spark, location).packed(operator, declared, time_mode, columns, {})
+
+    def state() -> Iterator[tuple[bytes, dict[str, Any], list[int]]]:
+        for key, _, payload in packed.rows():
+            values, timers = decode_image(decode_payload(payload)[-1])
+            yield (
+                key,
+                {stored_name(name, facts[name].version): value for name, value in values.items()},
+                timers,
+            )
+
+    return put_keys(storage, operator, state())
+
+
+def _variable(name: str, facts: VariableFacts) -> Variable:
+    keys = struct_of(facts.key_schema) if facts.key_schema else None
+    return Variable(name, facts.kind, struct_of(facts.schema), keys, 1 if facts.ttl else None)
