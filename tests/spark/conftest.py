@@ -25,6 +25,7 @@ WITHOUT_SPARK = (
     "test_reasons.py",
     "test_decommission.py",
     "test_upgrading.py",
+    "test_state_schema.py",
 )
 
 

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualNullSafe, EqualTo, GreaterThan, In
 from rocksdict import Options, Rdict
 
+import tiercel
 from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import Write
 from tiercel.core.readers import Reader
@@ -24,10 +25,11 @@ from tiercel.runtime.place import Manifest, Place, StreamFacts
 from tiercel.runtime.store import Store, encode_key
 from tiercel.spark.datasource import register
 from tiercel.spark.ddl import parse_ddl
-from tiercel.spark.processors import Variable
+from tiercel.spark.kept_state import image_columns
+from tiercel.spark.processors import DeclaredState, Variable
 from tiercel.spark.schema import Columns
 from tiercel.spark.state_schema import facts_of
-from tiercel.spark.state_source import Asked, StateReader
+from tiercel.spark.state_source import Asked, StateReader, key_columns
 from tiercel.state import backup, history
 
 A, B = "op@cloud#1", "op@cloud#2"
@@ -245,3 +247,37 @@ def test_a_damaged_file_of_a_past_state_is_named(spark: SparkSession, place: Pla
     with pytest.raises(UserError, match="no such state"):
         Asked.of({"backup": copies, "operator": "op", "asOf": f"{A}=1"}).numbers()
     assert totals(state(spark, None, backup=copies, asOf=f"{A}=2")) == {2}
+
+
+# -- what is no state ----------------------------------------------------------------------------
+
+
+def test_an_export_that_is_not_whole_and_a_checkpoint_that_is_none_are_refused(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    out = tmp_path / "export"
+    assert tiercel.export_state(place.directory, "op", str(out), spark=spark).keys == 10
+    kept = tiercel.exported(spark, str(out))
+    columns = image_columns(key_columns(place.manifest(), "op"))
+    total = Variable("total", "value", parse_ddl(VALUE))
+    with pytest.raises(UserError, match="has the state variable 'by_day', which operator 'op' lacks"):
+        kept.packed("op", DeclaredState((total,)), "processingTime", columns, {})
+    others = frozenset(["by_day", "recent", "never"])
+    with pytest.raises(UserError, match="has timers, operator 'op' has time mode none"):
+        kept.packed("op", DeclaredState((total,), others), "none", columns, {})
+    with pytest.raises(UserError, match=r"state of keys k:string,n:int\nexpected: .*: k:string"):
+        kept.packed(
+            "op", DeclaredState((total,), others), "none", image_columns(Columns("k string", "k")), {}
+        )
+    parts = sorted(out.glob("keys/*.parquet"))
+    parts[0].write_bytes(parts[0].read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"cannot be read|has 0 keys"):
+        tiercel.exported(spark, str(out))
+    parts[0].unlink()
+    with pytest.raises(UserError, match="has 0 keys\nexpected: 10"):
+        tiercel.exported(spark, str(out))
+    for nowhere in (tmp_path / "nowhere", out / "keys"):
+        with pytest.raises(UserError, match="is no whole export"):
+            tiercel.exported(spark, str(nowhere))
+        with pytest.raises(UserError, match=r"cannot be read|has no stateful operator"):
+            tiercel.adopt(spark, nowhere)
