@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiercel.core.settings import Settings
     from tiercel.errors import UserError
+    from tiercel.spark.adopting import adopt
     from tiercel.spark.datasource import register
     from tiercel.spark.dropin import deployments, stop_all, transform_with_state
     from tiercel.spark.ends import RowProducer as Producer
     from tiercel.spark.ends import RowSubscriber as Subscriber
     from tiercel.spark.folds import Fold
+    from tiercel.spark.kept_state import export_state, exported
     from tiercel.spark.live import Live, start
     from tiercel.spark.moves import MoveReport, MoveUndone
     from tiercel.spark.session import open_session as session
@@ -32,7 +34,10 @@ _HOMES = {
     "Settings": ("tiercel.core.settings", "Settings"),
     "Subscriber": ("tiercel.spark.ends", "RowSubscriber"),
     "UserError": ("tiercel.errors", "UserError"),
+    "adopt": ("tiercel.spark.adopting", "adopt"),
     "deployments": ("tiercel.spark.dropin", "deployments"),
+    "export_state": ("tiercel.spark.kept_state", "export_state"),
+    "exported": ("tiercel.spark.kept_state", "exported"),
     "register": ("tiercel.spark.datasource", "register"),
     "session": ("tiercel.spark.session", "open_session"),
     "start": ("tiercel.spark.live", "start"),
@@ -49,7 +54,10 @@ __all__ = [
     "Settings",
     "Subscriber",
     "UserError",
+    "adopt",
     "deployments",
+    "export_state",
+    "exported",
     "register",
     "session",
     "start",

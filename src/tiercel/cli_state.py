@@ -1,4 +1,4 @@
-"""`tiercel state`: show, backup, restore, checkpoint, split, merge.
+"""`tiercel state`: show, backup, restore, history, checkpoint, split, merge, export, import.
 
 Responsible for: checking what was asked for, tables and JSON.
 Not responsible for: doing it (state/), and keys as users write them (spark/state_source.py).
@@ -154,6 +154,58 @@ def restore(
     from tiercel.state import restore as bring_back
 
     _tell([restored._asdict() for restored in bring_back(location, storage, numbers)], as_json)
+
+
+@state.command()
+def history(
+    location: Where,
+    process: Annotated[str, typer.Option(help="Only of this router, instance or controller.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Every past state that a backup can restore: numbers for --up-to and asOf, with their times.
+
+    Example: tiercel state history s3://backups/tiercel --process average@cloud#1
+    """
+    from tiercel.state import history as list_states
+
+    _tell([msgspec.structs.asdict(found) for found in list_states(location, process)], as_json)
+
+
+@state.command()
+def export(
+    storage: Storage,
+    location: Annotated[str, typer.Argument(help="A new directory, or a URL that Spark can write.")],
+    operator: Annotated[str, typer.Option(help="Whose state.")],
+    as_of: Annotated[str, typer.Option(help="A time, or INSTANCE=N of the backup; now if not said.")] = "",
+    backup_location: Annotated[
+        str, typer.Option("--backup", help="Out of this backup; the deployment's own if not said.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """An operator's state as parquet: a row per key, a column per state variable, timers and expiries.
+
+    Example: tiercel state export /data/tiercel /exports/monday --operator average
+    """
+    from tiercel.spark.kept_state import export_state
+
+    about = export_state(storage, operator, location, as_of=as_of, backup=backup_location)
+    _tell([{"operator": about.operator, "keys": about.keys, "variables": ", ".join(about.state)}], as_json)
+
+
+@state.command("import")
+def import_(
+    location: Annotated[str, typer.Argument(help="What `tiercel state export` has written.")],
+    storage: Storage,
+    operator: Annotated[str, typer.Option(help="Whose state it shall be; it must not have any yet.")],
+    as_json: AsJson = False,
+) -> None:
+    """An export into a stopped deployment. A new one takes it as initial_state=tiercel.exported(...).
+
+    Example: tiercel state import /exports/monday /data/tiercel --operator average
+    """
+    from tiercel.spark.kept_state import import_state
+
+    _tell([{"operator": operator, "keys": import_state(location, storage, operator)}], as_json)
 
 
 @state.command()

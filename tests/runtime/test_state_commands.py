@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import types as t
+from rocksdict import Options, Rdict
 
 from tiercel import cli
 from tiercel.core.checkpoints import Cursor
@@ -17,7 +18,7 @@ from tiercel.core.records import KeyImage
 from tiercel.core.routing import slot_of
 from tiercel.core.topology import Operator, Topology
 from tiercel.runtime.place import Manifest, Place, StreamFacts
-from tiercel.runtime.store import Store
+from tiercel.runtime.store import DamagedStore, Store, encode_key
 from tiercel.spark.state_source import key_columns
 
 ME = "count@cloud#1"
@@ -106,6 +107,11 @@ def test_a_copy_and_back_and_divided(
         (["backup", "STORAGE", "nonsense://x"], "backup location"),
         (["restore", "STORAGE", "there"], "holds no backup of a deployment"),
         (["restore", "STORAGE", "there", "--up-to", "7"], "--up-to '7'"),
+        (["history", "nowhere"], "holds no backup of a deployment"),
+        (["export", "STORAGE", "there", "--operator", "other"], "no operator 'other'"),
+        (["export", "STORAGE", "there", "--operator", "count"], "does not say which state variables"),
+        (["export", "STORAGE", "there", "--operator", "count", "--as-of", "1"], "without a backup"),
+        (["import", "nowhere", "STORAGE", "--operator", "other"], "no operator 'other'"),
         (["split", "STORAGE", "count@cloud#7"], "no instance 'count@cloud#7'"),
         (["split", "STORAGE", ME, "--slots", "many"], "is no slot"),
         (["merge", "STORAGE", ME, ME], "merging"),
@@ -125,8 +131,111 @@ def test_what_cannot_be_done_is_said_in_a_sentence(
     assert re.search(reason, err)
 
 
-@pytest.mark.parametrize("command", ["show", "backup", "restore", "checkpoint", "split", "merge"])
+COMMANDS = ["show", "backup", "restore", "history", "checkpoint", "split", "merge", "export", "import"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = run(capsys, command, "--help")
     assert code == 0
     assert f"Example: tiercel state {command} " in out
+
+
+# -- damaged -----------------------------------------------------------------------------------
+
+
+def test_history_lists_what_can_be_restored(
+    capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path
+) -> None:
+    copy = str(tmp_path / "copy")
+    for _ in range(2):
+        assert run(capsys, "backup", str(storage), copy)[0] == 0
+    code, out, _ = run(capsys, "history", copy, "--process", ME, "--json")
+    assert code == 0
+    assert [(line["process"], line["number"], line["kind"]) for line in json.loads(out)] == [
+        (ME, 1, "base"),
+        (ME, 2, "base"),
+    ]
+    assert run(capsys, "history", copy, "--process", "other@cloud#1")[0] == 2
+
+
+def test_a_damaged_copy_is_named_nothing_is_made_and_the_last_whole_state_is_offered(
+    capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path
+) -> None:
+    copy, there = tmp_path / "copy", tmp_path / "there"
+    for _ in range(2):
+        assert run(capsys, "backup", str(storage), str(copy))[0] == 0
+    [file] = copy.glob("processes/count*/base.000000000002.*")
+    whole = file.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole.replace(b"tiercel-backup 1 ", b"tiercel-backup 9 "), b""):
+        file.write_bytes(damaged)
+        code, _, err = run(capsys, "restore", str(copy), str(there))
+        assert code == 2
+        assert file.name in err
+        assert f"--up-to '{ME}=1'" in err or "use the version that wrote it" in err
+        assert not there.exists()
+        assert file.read_bytes() == damaged
+    assert run(capsys, "restore", str(copy), str(there), "--up-to", f"{ME}=1")[0] == 0
+    code, out, _ = run(capsys, "show", str(there), "--operator", "count", "--key", "car 7", "--json")
+    assert [line["value"] for line in json.loads(out)] == ["[3]"]
+
+
+def test_a_missing_file_of_a_copy_is_named(
+    capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    assert run(capsys, "backup", str(storage), str(copy))[0] == 0
+    [file] = copy.glob("processes/count*/base.*")
+    file.unlink()
+    code, _, err = run(capsys, "restore", str(copy), str(tmp_path / "there"))
+    assert code == 2
+    assert f"base 1, chunk 0, of {ME} is missing" in err
+    assert not (tmp_path / "there").exists()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+@pytest.mark.parametrize("spoilt", ["MANIFEST-*", "*.sst", "CURRENT"])
+def test_a_damaged_checkpoint_on_disk_is_named_and_stays_as_it_is(
+    capsys: pytest.CaptureFixture[str], storage: Path, spoilt: str
+) -> None:
+    directory = Place(storage).process(ME)
+    db = Rdict(str(directory), Options(raw_mode=True))
+    db.flush()  # into a file of its own
+    db.close()
+    file = max(directory.glob(spoilt), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    for at in range(len(data) // 3, len(data)):
+        data[at] ^= 0x5A
+    file.write_bytes(data)
+    before = contents(directory)
+    for arguments in (["show"], ["show", "--operator", "count", "--key", "car 7"], ["backup"]):
+        words = [arguments[0], str(storage), *arguments[1:]]
+        code, _, err = run(
+            capsys, *words, *([str(storage.parent / "copy")] if arguments == ["backup"] else [])
+        )
+        assert code == 2, (arguments, err)
+        assert str(directory) in err
+        assert "set this directory aside" in err
+    with pytest.raises(DamagedStore):
+        Store(directory, "os").items()
+    after = contents(directory)
+    assert {name: after[name] for name in before if not name.startswith(("LOG", "LOCK"))} == {
+        name: data for name, data in before.items() if not name.startswith(("LOG", "LOCK"))
+    }
+
+
+def test_a_checkpoint_whose_value_cannot_be_decoded_is_named(
+    capsys: pytest.CaptureFixture[str], storage: Path
+) -> None:
+    place = Place(storage)
+    key = key_columns(place.manifest(), "count").key_of(["car 7"])
+    db = Rdict(str(place.process(ME)), Options(raw_mode=True))
+    db.put(encode_key(("state", slot_of(key, SLOTS), key, 1)), b"\xc1")
+    db.close()
+    code, _, err = run(capsys, "show", str(storage), "--operator", "count", "--key", "car 7")
+    assert code == 2
+    assert str(place.process(ME)) in err
+    assert "cannot be decoded" in err

@@ -315,3 +315,51 @@ class TimedJoin(Join):
         left = (sorted(self.orders.get()), sorted(map(told, self.payments.iterator())))
         now = timerValues.getCurrentWatermarkInMs()
         yield Row(k=key[0], seq=expiredTimerInfo.getExpiryTimeInMs(), told=f"unpaid: {told((now, left))}")
+
+
+class Adopted(Told):
+    """State of every kind and timers in event time: what a query that ran under Spark leaves to another."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.count = handle.getValueState("count", "n long")
+        self.wide = handle.getValueState("wide", KEPT)
+        self.list = handle.getListState("list", KEPT)
+        self.map = handle.getMapState("map", "text string, odd boolean", KEPT)
+
+    def carry_out(self, row: Any) -> Any:
+        self.count.update(((self.count.get() or (0,))[0] + row.n,))
+        match row.op:
+            case "set":
+                self.wide.update(wide(row))
+            case "append":
+                self.list.appendValue(wide(row))
+            case "update":
+                self.map.updateValue((row.text, row.n % 2 == 1), wide(row))
+            case "register":
+                self.handle.registerTimer(row.n * 1000)
+        seen = (self.count.get(), self.wide.get(), list(self.list.get()))
+        return (*seen, sorted(map(told, self.map.iterator())), sorted(self.handle.listTimers()))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        expiry = expiredTimerInfo.getExpiryTimeInMs()
+        yield Row(k=key[0], seq=expiry, told=f"fired: {told((self.count.get(), list(self.list.get())))}")
+
+
+class Lasting(Told):
+    """Times to live and timers in processing time that outlast the query."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.value = handle.getValueState("value", "n long", HOUR_MS)
+        self.list = handle.getListState("list", "n long", HOUR_MS)
+        self.map = handle.getMapState("map", "text string", "n long", HOUR_MS)
+
+    def carry_out(self, row: Any) -> Any:
+        seen = (self.value.get(), list(self.list.get()), sorted(map(told, self.map.iterator())))
+        if row.op == "begin":
+            self.value.update((row.n,))
+            self.list.appendValue((row.n,))
+            self.map.updateValue((row.text,), (row.n,))
+            self.handle.registerTimer(self.times.getCurrentProcessingTimeInMs() + HOUR_MS + row.n)
+        return (*seen, sorted(self.handle.listTimers()))

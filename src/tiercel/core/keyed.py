@@ -167,6 +167,15 @@ class Handle:
         """Keys that still have a variable of this name lose it when they are loaded."""
         self.deleted.add(self._declared(stateName))
 
+    def install(self, values: dict[str, Any], timers: Iterable[int]) -> None:
+        """State of this key from elsewhere, as an image has it; undone like any other change."""
+        kept = self.state.values
+        for name, value in values.items():
+            self.undo.append((kept, name, kept.get(name, _MISSING)))
+            kept[name] = _thawed(value)
+        for expiry in timers:
+            self.registerTimer(expiry)
+
     def roll_back(self) -> None:
         """Undo what the call that raised has changed."""
         for container, key, old in reversed(self.undo):

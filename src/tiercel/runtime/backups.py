@@ -57,7 +57,11 @@ class Piece(NamedTuple):
 class ProcessBackup:
     """What a location holds of one process of one deployment."""
 
-    def __init__(self, location: Location, deployment: str, process: str) -> None:
+    def __init__(
+        self, location: Location, deployment: str, process: str, moment_ms: int | None = None
+    ) -> None:
+        """`moment_ms`: what is written is as of this moment, not of when it is written."""
+        self._moment_ms = moment_ms
         self.location = location
         self.deployment = deployment
         self.process = process
@@ -132,7 +136,7 @@ class ProcessBackup:
     ) -> Header:
         assert kind in ("base", "increment", "head")
         names = (self.deployment, self.process)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = time.time_ns() // 1_000_000 if self._moment_ms is None else self._moment_ms
         return Header(kind, *names, life, number, through, previous, now_ms, base, chunk, final, first, last)  # type: ignore[arg-type]
 
     def forget_old(self, keep: int, life: int) -> None:
@@ -192,6 +196,18 @@ class ProcessBackup:
             if whole is not None and damage.hint is None:
                 damage.hint = f"the last whole state before it: --up-to '{self.process}={whole.number}'"
             raise
+
+    def states(self) -> list[Header]:
+        """Every whole state that can be restored, oldest first: the header of its last file."""
+        found = listed(self.location.names(self.folder))
+        last = max((piece.number for piece in found), default=0)
+        states: dict[int, Header] = {}
+        for base in sorted({piece.number for piece in found if piece.kind == "base"}):
+            with contextlib.suppress(DamagedBackup):  # where the next base begins, or something is damaged
+                for piece in self._chain(found, base, last):
+                    if piece.header.final:
+                        states[piece.header.number] = piece.header
+        return [states[number] for number in sorted(states)]
 
     def number_at(self, moment_ms: int) -> int | None:
         """The number of the newest whole state that was written by a moment."""

@@ -104,8 +104,9 @@ def copy_deployment(place: Place, location: Location) -> list[Copied]:
     write_manifest(location, manifest)
     with views(place.directory / "processes") as seen:
         copied = []
+        moment_ms = time.time_ns() // 1_000_000  # one for all: they are restored together
         for process, view in seen.items():
-            backup = ProcessBackup(location, manifest.id, process)
+            backup = ProcessBackup(location, manifest.id, process, moment_ms)
             life, _ = view.numbers
             number = backup.last_number() + 1
             batches, pairs = view.pairs()

@@ -49,6 +49,18 @@ class StreamFacts(msgspec.Struct, frozen=True):
     written_by: str = ""  # the operator that writes it; empty: producers and feeds
 
 
+class VariableFacts(msgspec.Struct, frozen=True):
+    """One state variable of an operator, as its values are stored; the core needs none of it."""
+
+    kind: Literal["value", "list", "map"]
+    schema: str  # PySpark's JSON of the StructType, of a value or element
+    key_schema: str = ""  # the same of a map's keys
+    ttl: bool = False  # each value is stored with its expiry
+    version: int = 1  # of the schema; part of the name that values are stored under
+    earlier: dict[int, str] = {}  # version -> schema, of values that may still be stored
+    deleted: bool = False  # no value of any version up to this one counts
+
+
 class BackupPlan(msgspec.Struct, frozen=True):
     """Where a copy of everything durable goes, and how often."""
 
@@ -82,6 +94,7 @@ class Manifest(msgspec.Struct, frozen=True):
     backup: BackupPlan | None = None
     local: str = ""  # where routers and instances keep what they store; empty: in this directory
     replicas: ReplicaPlan | None = None
+    state: dict[str, dict[str, VariableFacts]] = {}  # operator -> variable -> how it is stored
     format: int = FORMAT
 
     def address_of(self, process: str) -> str:

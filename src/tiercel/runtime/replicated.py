@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,10 +52,12 @@ def open_replicated(
     executor: str = "",
     *,
     is_instance: bool = False,
+    prepare: Callable[[Path], object] = lambda directory: None,
 ) -> Replicated:
     """The storage of a router or an instance, whatever the deployment's durability is."""
     if manifest.replicas is None:
-        return Replicated(open_storage(directory, manifest, process, is_instance=is_instance), None)
+        storage = open_storage(directory, manifest, process, is_instance=is_instance, prepare=prepare)
+        return Replicated(storage, None)
     replicas = replicas_of(manifest, site_of(process) if is_instance else process)
     lives = Lives(place.lives, process)
     backup = None
@@ -67,6 +70,7 @@ def open_replicated(
     if found is None or claim.elsewhere or others > found[0]:
         _restore_if_needed(place, manifest, process, directory, found, lives, claim, backup, replicas)
     head = None if backup is None else backup.head()
+    prepare(directory)
     limit = memory_limit(manifest, process)
     store = Store(directory, manifest.durability, None, lambda _: claim.life, limit)
     safekeeping = None

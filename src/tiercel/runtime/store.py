@@ -69,6 +69,7 @@ TABLES: Final[dict[str, Any]] = {
     "move": KeyImage,
     "routes": TableUpdate,
     "cursor": Cursor,
+    "schema": dict[str, int],  # variable -> version that all its values are stored in; 1 if not named
 }
 
 LIFE: Final = b"\x00life"  # sorts before every table, and is none: counts the starts at this place
@@ -101,6 +102,21 @@ class _StoredTimers(msgspec.Struct, array_like=True):
 
 NO_TIMERS: Final = KeyFacts()
 _decode_timers = msgspec.msgpack.Decoder(_StoredTimers).decode
+
+
+class DamagedStore(UserError):
+    """What a process has stored cannot be read; nothing of it was changed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            what,
+            expected="files as they were written",
+            hint="set this directory aside: with a backup the process is restored from it when it starts; "
+            "`tiercel state restore` makes a whole deployment out of a backup",
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DamagedStore, (self.what,)
 
 
 class StorageBusy(Exception):
@@ -314,21 +330,38 @@ class StoreView:
     """A process's storage as it is now: what its writer has committed, without disturbing the writer."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._db = _checked(_open_read_only(directory), directory)
 
     def get(self, key: StorageKey) -> Any:
-        found = self._db.get(encode_key(key))
-        return None if found is None else _decoders[str(key[0])].decode(found)
+        try:
+            found = self._db.get(encode_key(key))
+            return None if found is None else _decoders[str(key[0])].decode(found)
+        except Exception as error:
+            raise self._damaged(key, error) from error
+
+    def _damaged(self, key: StorageKey, error: Exception) -> DamagedStore:
+        what = "cannot be decoded" if isinstance(error, msgspec.DecodeError) else "cannot be read"
+        return DamagedStore(f"{self._directory}: {key!r} {what}: {error}")
 
     def scan(self, prefix: StorageKey) -> Iterator[tuple[StorageKey, Any]]:
         """Everything whose key begins like this, in the order of the keys."""
         begin = _prefix(prefix)
         decode = _decoders[str(prefix[0])].decode
         items = cast("Iterator[tuple[bytes, bytes]]", iter(self._db.items(from_key=begin)))
-        for data, value in items:
-            if not data.startswith(begin):
-                return
-            yield decode_key(data), decode(value)
+        while (item := self._next(items, prefix)) is not None and item[0].startswith(begin):
+            key = decode_key(item[0])
+            try:
+                value = decode(item[1])
+            except msgspec.DecodeError as error:
+                raise self._damaged(key, error) from error
+            yield key, value
+
+    def _next(self, items: Iterator[tuple[bytes, bytes]], prefix: StorageKey) -> tuple[bytes, bytes] | None:
+        try:
+            return next(items, None)
+        except Exception as error:  # RocksDB's own checksums
+            raise self._damaged(prefix, error) from error
 
     def pairs(self) -> tuple[int, Iterator[Pair]]:
         """Everything, as it is stored, and how many batches that is."""
@@ -397,11 +430,18 @@ def _open_read_only(directory: Path) -> Rdict:
     for attempt in range(1, OPEN_TRIES + 1):
         try:
             return Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only(False))
-        except Exception:
+        except Exception as error:
             if attempt == OPEN_TRIES:
-                raise
+                raise _if_damaged(directory, error) from error
             time.sleep(0.05 * attempt)
     raise AssertionError(directory)
+
+
+def _if_damaged(directory: Path, error: Exception) -> Exception:
+    """What RocksDB says about files that are not as it wrote them; anything else stays as it is."""
+    if any(sign in str(error) for sign in ("Corruption", "No such file")):
+        return DamagedStore(f"{directory} cannot be opened: {error}")
+    return error
 
 
 def _open(directory: Path, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> Rdict:
@@ -416,7 +456,7 @@ def _open(directory: Path, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> Rdic
             return Rdict(str(directory), options)
         except Exception as error:
             if "lock" not in str(error).lower():
-                raise
+                raise _if_damaged(directory, error) from error
             if time.monotonic() > give_up:
                 reason = f"{directory} is still held by another process after {LOCK_WAIT_S:g} s"
                 raise StorageBusy(reason) from error

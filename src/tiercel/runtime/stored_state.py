@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -42,11 +42,20 @@ class StoredKey(msgspec.Struct, frozen=True):
 def stored_keys(place: Place, operator: str, key: Key | None = None) -> Iterator[StoredKey]:
     """The state of every key of an operator, or of one key; slot by slot."""
     slots = place.manifest().topology.operator(operator).slots
+    with readable(place) as processes:
+        yield from keys_in(processes, operator, slots, None if key is None else [key])
+
+
+def keys_in(
+    processes: Path, operator: str, slots: int, keys: Collection[Key] | None = None
+) -> Iterator[StoredKey]:
+    """The same out of a directory with the storage of every instance; with `keys`, nothing else is read."""
+    wanted = None if keys is None else sorted({(slot_of(key, slots), key) for key in keys})
     with contextlib.ExitStack() as opened:
         copies = []
-        for directory in _directories(opened.enter_context(readable(place)), operator):
+        for directory in _directories(processes, operator):
             view = opened.enter_context(contextlib.closing(StoreView(directory)))
-            copies.append(_copies(view, directory.name, slots, key))
+            copies.append(_copies(view, directory.name, slots, wanted))
         for _, of_key in groupby(heapq.merge(*copies, key=_place_of), key=_place_of):
             newest = max(of_key, key=lambda stored: (stored.image.epoch, stored.image.at))
             if newest.image.values is not None:
@@ -63,17 +72,21 @@ def _place_of(stored: StoredKey) -> tuple[int, Key]:
     return stored.slot, stored.key
 
 
-def _copies(view: StoreView, instance: str, slots: int, key: Key | None) -> Iterator[StoredKey]:
+def _copies(
+    view: StoreView, instance: str, slots: int, wanted: list[tuple[int, Key]] | None
+) -> Iterator[StoredKey]:
     """What one instance's last whole checkpoint holds, in order: its own keys, and those it has adopted."""
     cursor: Cursor | None = view.get(("cursor",))
     if cursor is None:
         return iter(())
     adopted = [a.move for a in cursor.arrivals if a.adopt is not None]
-    if key is not None:
-        slot = slot_of(key, slots)
-        places: list[StorageKey] = [("state", slot, key), *(("move", move, key) for move in adopted)]
-        found = [image for place in places for image in _versions(view, place, cursor.generation)]
-        return iter([StoredKey(slot, key, instance, image) for image in found])
+    if wanted is not None:
+        return (
+            StoredKey(slot, key, instance, image)
+            for slot, key in wanted
+            for place in [("state", slot, key), *(("move", move, key) for move in adopted)]
+            for image in _versions(view, place, cursor.generation)
+        )
     own = (
         StoredKey(slot_of(image.key, slots), image.key, instance, image)
         for image in _versions(view, ("state",), cursor.generation)

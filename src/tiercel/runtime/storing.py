@@ -50,16 +50,19 @@ def open_storage(
     tables: Mapping[str, Any] | None = None,
     *,
     is_instance: bool = False,
+    prepare: Callable[[Path], object] = lambda directory: None,
 ) -> Storage:
-    """The storage of a process, restored first if that is necessary."""
+    """The storage of a process, restored first if that is necessary, then prepared."""
     plan = manifest.backup
     limit = memory_limit(manifest, process)
     if plan is None:
+        prepare(directory)
         return Storage(Store(directory, manifest.durability, tables, memory_bytes_max=limit), None)
     backup = ProcessBackup(Location(plan.location, plan.read_mb_s), manifest.id, process)
     head = backup.head()
     if head is not None and not is_newest(directory, backup, head):
         restore(backup, directory)
+    prepare(directory)
     store = Store(directory, manifest.durability, tables, backup.claim, limit)
     shipper = Shipper(store, backup, plan, head)
     return Storage(store, Safekeeping(shipper, safe_first=is_instance or plan.strict))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -38,7 +38,9 @@ from tiercel.spark.pandas_rows import PandasForm, in_pandas
 from tiercel.spark.processors import state_codec
 from tiercel.spark.rows import BadRow, row_maker
 from tiercel.spark.schema import Columns, encode_payload
+from tiercel.spark.stateful import kept_under_other_names, with_stored_state
 from tiercel.spark.steps import InputPlan, Step, plain_row, reader
+from tiercel.spark.upgrading import StatePlan
 
 _payload = itemgetter(2)
 _decode = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
@@ -54,6 +56,7 @@ class OperatorPlan:
     output: Columns  # no key: rows keep the operator's key
     time_mode: str = "none"
     pandas: bool = False  # the processor takes and gives DataFrames
+    state: StatePlan = field(default_factory=StatePlan)  # under which names its values are stored
 
 
 def encode_key(*columns: Any) -> Key:
@@ -150,6 +153,10 @@ def _prepared(plan: OperatorPlan) -> StatefulProcessor:
         around.append(partial(in_pandas, PandasForm(Columns(plan.schema, view=View.INPUT), plan.output)))
     if any(each.drops_rows for each in plan.inputs):
         around.append(_spared_empty_calls)
+    if any(each.images for each in plan.inputs):
+        around.append(with_stored_state)
+    if plan.state.renamed:
+        around.append(partial(kept_under_other_names, plan.state.facts))
     processor = plan.processor
     for make in around:
         kind = make(processor)

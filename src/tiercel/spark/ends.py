@@ -20,7 +20,7 @@ from tiercel.errors import UserError
 from tiercel.runtime.client import Producer, Subscriber
 from tiercel.runtime.place import Place, StreamFacts
 from tiercel.spark.border import row_maker
-from tiercel.spark.schema import Columns, decode_payloads
+from tiercel.spark.schema import Columns, CoreRow, decode_payloads
 
 
 def stream_facts(place: Place, stream: str) -> StreamFacts:
@@ -58,15 +58,16 @@ class RowProducer:
         if packed:
             self.client.send(packed)
 
-    def send_initial(self, rows: Iterable[Any], size: int) -> None:
-        """Rows that are keys' first state, in frames of this size. A second try skips what is safe."""
-        seq, frame = 0, []
-        for row in rows:
-            frame.append(self.columns.pack(row))
-            if len(frame) == size:
+    def send_initial(self, packed: Iterable[CoreRow], count: int, size: int) -> None:
+        """Rows that are keys' first state, in frames of so many rows or bytes; what is safe is skipped."""
+        seq, frame, held = 0, list[CoreRow](), 0
+        for row in packed:
+            frame.append(row)
+            held += len(row[2])
+            if len(frame) == count or held > size:
                 seq += 1
                 self.client.send_frame(seq, frame, initial=True)
-                frame = []
+                frame, held = [], 0
         if frame:
             self.client.send_frame(seq + 1, frame, initial=True)
 

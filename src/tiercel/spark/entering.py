@@ -6,26 +6,47 @@ Not responsible for: how rows become tuples (ends.py, feed.py).
 
 from __future__ import annotations
 
+import contextlib
+
 from pyspark.sql import DataFrame
 
+from tiercel.errors import UserError
 from tiercel.runtime.place import Place
 from tiercel.spark.ends import RowProducer
+from tiercel.spark.kept_state import PackedState
 from tiercel.spark.schema import Columns
 from tiercel.spark.streams import Feed
 
 INITIAL_ROWS = 500  # of initial state in one frame
+INITIAL_BYTES = 4 * 1024 * 1024  # the same; a key's whole state may be large
 
 
-def give_initial_state(place: Place, operator: str, columns: Columns, frame: DataFrame) -> None:
+def give_initial_state(place: Place, operator: str, columns: Columns, given: DataFrame | PackedState) -> None:
     """Before the first tuple, once in the life of a deployment; sorted, so that a second try resumes."""
     done = place.directory / f"initial-{operator}.done"
     if done.exists():
         return
     with RowProducer(place, f"{operator}.initial", name=f"initial-{operator}") as producer:
-        rows = frame.sort(*columns.key, *[c for c in frame.columns if c not in columns.key])
-        producer.send_initial(rows.toLocalIterator(prefetchPartitions=True), INITIAL_ROWS)
+        if isinstance(given, PackedState):
+            _refuse_another_source(place, operator, given.source)
+            rows = given.rows()
+        else:
+            frame = given.sort(*columns.key, *[c for c in given.columns if c not in columns.key])
+            rows = map(columns.pack, frame.toLocalIterator(prefetchPartitions=True))
+        producer.send_initial(rows, INITIAL_ROWS, INITIAL_BYTES)
         producer.flush()
     done.touch()
+
+
+def _refuse_another_source(place: Place, operator: str, source: str) -> None:
+    """What one try has begun with, the next one goes on with: frames are told apart by their number."""
+    begun = place.directory / f"initial-{operator}.source"
+    with contextlib.suppress(FileNotFoundError):
+        before = begun.read_text(encoding="utf-8")
+        if before != source:
+            what = f"the initial state of {operator!r} is {source}"
+            raise UserError(what, expected=f"{before}: an earlier start has begun with it")
+    begun.write_text(source, encoding="utf-8")
 
 
 def start_feed(place: Place, feed: Feed) -> None:

@@ -17,12 +17,14 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from tiercel.core.engine import Fold as CoreFold
+from tiercel.core.records import INITIAL
 from tiercel.core.records import Row as CoreRow
 from tiercel.errors import UserError
 from tiercel.spark.conversion import View
 from tiercel.spark.processors import state_columns
 from tiercel.spark.rows import BadRow, in_order, light_row_type, row_maker
 from tiercel.spark.schema import Columns, Schema, compiled, decode_payload, encode_payload
+from tiercel.spark.stateful import decode_image
 from tiercel.spark.steps import InputPlan
 
 if TYPE_CHECKING:
@@ -92,9 +94,33 @@ def core_fold(plan: OperatorPlan, user_rows: Callable[[list[CoreRow]], Iterator[
     fold = plan.processor
     if not isinstance(fold, Fold) or plan.pandas:
         return None
-    if len(plan.inputs) == 1 and not plan.inputs[0].steps and not plan.inputs[0].initial:
-        return CoreFold(VARIABLE, _short(fold, plan.inputs[0], plan.output))
-    return CoreFold(VARIABLE, _long(fold, plan.output, user_rows))
+    variable = plan.state.stored_name(VARIABLE)
+    read = [each for each in plan.inputs if not each.initial]
+    if len(read) == 1 and not read[0].steps:
+        advance = _short(fold, read[0], plan.output)
+        untagged = advance if len(plan.inputs) == 1 else _untagged(advance)
+    else:
+        untagged = _long(fold, plan.output, user_rows)
+    if len(read) == len(plan.inputs):
+        return CoreFold(variable, untagged)
+    return CoreFold(variable, _with_stored_state(untagged))
+
+
+def _untagged(advance: Callable[[Any, CoreRow], Any]) -> Callable[[Any, CoreRow], Any]:
+    """Beside initial state, a payload comes with the number of its input."""
+    return lambda kept, row: advance(kept, (row[0], row[1], row[2][1]))
+
+
+def _with_stored_state(advance: Callable[[Any, CoreRow], Any]) -> Callable[[Any, CoreRow], Any]:
+    """A key may begin with state that was stored elsewhere."""
+
+    def begin(kept: Any, row: CoreRow) -> Any:
+        if row[1] != INITIAL:
+            return advance(kept, row)
+        values, _ = decode_image(decode_payload(row[2][1])[-1])
+        return (tuple(values[VARIABLE][1]) if VARIABLE in values else None), None
+
+    return begin
 
 
 def _short(fold: Fold, given: InputPlan, output: Columns) -> Callable[[Any, CoreRow], Any]:

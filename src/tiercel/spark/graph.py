@@ -23,9 +23,12 @@ from tiercel.core.settings import Settings
 from tiercel.core.topology import Operator, Stream, Topology, instance_name
 from tiercel.errors import UserError
 from tiercel.runtime.addresses import EVERY_ADDRESS
-from tiercel.runtime.place import Durability, Manifest, StreamFacts
+from tiercel.runtime.place import Durability, Manifest, StreamFacts, VariableFacts
 from tiercel.spark.border import OperatorPlan
+from tiercel.spark.kept_state import PackedState
+from tiercel.spark.processors import DeclaredState
 from tiercel.spark.schema import Columns
+from tiercel.spark.upgrading import StatePlan, continued
 
 TIME_MODES = ("none", "processingTime", "eventTime")
 ON_ERROR = ("dead-letter", "fail", "retry")
@@ -54,7 +57,8 @@ class OperatorDeclaration:
 
     operator: Operator
     plan: OperatorPlan
-    initial: DataFrame | None = None
+    initial: DataFrame | PackedState | None = None
+    state: DeclaredState = dataclasses.field(default_factory=DeclaredState)
 
 
 class Listening(NamedTuple):
@@ -133,6 +137,16 @@ class Graph:
             return plan
         return dataclasses.replace(plan, output=Columns(plan.output.schema))
 
+    def state_facts(self, found: Manifest | None) -> dict[str, dict[str, VariableFacts]]:
+        """How each operator's state is stored from now on; its plan is told."""
+        known = {} if found is None else found.state
+        for name, declared in self.operators.items():
+            upgrades = declared.plan.state.upgrades
+            facts = continued(name, declared.state, known.get(name), upgrades)
+            plan = dataclasses.replace(declared.plan, state=StatePlan(facts, upgrades))
+            self.operators[name] = dataclasses.replace(declared, plan=plan)
+        return {name: declared.plan.state.facts for name, declared in self.operators.items()}
+
     # -- what it becomes ----------------------------------------------------------------------
 
     def topology(self) -> Topology:
@@ -156,7 +170,8 @@ class Graph:
             for d in self.streams.values()
         }
         made = Manifest(uuid.uuid4().hex, self.topology(), facts, settings, durability, **listening._asdict())
-        return made if found is None else self._continued(made, found)
+        made = made if found is None else self._continued(made, found)
+        return msgspec.structs.replace(made, state=self.state_facts(found))
 
     def _continued(self, made: Manifest, found: Manifest) -> Manifest:
         def refuse(what: str) -> None:

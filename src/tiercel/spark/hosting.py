@@ -53,6 +53,7 @@ from tiercel.runtime.storing import EXECUTOR, directory_of
 from tiercel.spark.backend import Backend
 from tiercel.spark.border import Border, OperatorPlan
 from tiercel.spark.slots import ALLOCATION_S_MAX
+from tiercel.spark.upgrading import StatePlan, upgrade_store, upgraded
 
 if TYPE_CHECKING:
     import pyarrow
@@ -92,8 +93,10 @@ def build_host(
     topology, settings, registry = manifest.topology, manifest.settings, place.registry
     executor = executor_here() if EXECUTOR in manifest.local or manifest.replicas is not None else ""
     directory = directory_of(place, manifest, name, executor)
+    state = plan.state if plan is not None else StatePlan()
+    prepare = functools.partial(upgrade_store, plan=state)
     (store, backup), replication = open_replicated(
-        place, manifest, name, directory, executor, is_instance=plan is not None
+        place, manifest, name, directory, executor, is_instance=plan is not None, prepare=prepare
     )
     machine: Machine
     peers: Callable[[], Iterable[str]]
@@ -132,7 +135,7 @@ def build_host(
         port=manifest.ports.get(name, 0),
         tls=manifest.tls,
         metrics=place.metrics,
-        load_share=functools.partial(load_share, place, manifest),
+        load_share=lambda inherited: upgraded(load_share(place, manifest, inherited), state),
         parent=os.getppid(),
     )
 

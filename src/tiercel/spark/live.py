@@ -51,6 +51,7 @@ from tiercel.spark.slots import check_slots, probe
 from tiercel.spark.status import Status, collect_status
 from tiercel.spark.steps import union as union_schema
 from tiercel.spark.streams import Feed, LiveStream, parse_schema
+from tiercel.spark.upgrading import try_upgrade
 from tiercel.spark.vigil import Vigil
 from tiercel.spark.wishes import Wishes
 
@@ -248,6 +249,9 @@ class Live:
                     instances += declared.operator.instances
             new = len(manifest.topology.sites) + len(instances) + len(names_of(manifest))
             check_slots(self.backend, new, running=hosted(self.backend.application))
+            for name, declared in self.graph.operators.items() if found is not None else ():
+                mine = [instance for instance in instances if operator_of(instance) == name]
+                try_upgrade(self.place, name, declared.plan.state, mine)
             describe(manifest)
             self.place.write(manifest)
             self.place.want(instances)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -35,6 +35,13 @@ class Variable:
     schema: StructType
     key_schema: StructType | None = None  # of a map
     ttl_ms: int | None = None
+
+
+class DeclaredState(NamedTuple):
+    """What `init` declares: state variables, and those that keys shall lose."""
+
+    variables: tuple[Variable, ...] = ()
+    deleted: frozenset[str] = frozenset()
 
 
 def state_columns(name: str, schema: StructType | str) -> Columns:
@@ -91,7 +98,12 @@ class _Recorder(Handle):
 
 
 def check_processor(processor: Any, time_mode: str = "none") -> tuple[Variable, ...]:
-    """Start and close a copy of it; the state variables that it declares. UserError if it cannot run."""
+    """The state variables that it declares. UserError if it cannot run."""
+    return declared_state(processor, time_mode).variables
+
+
+def declared_state(processor: Any, time_mode: str = "none") -> DeclaredState:
+    """Start and close a copy of it; what it declares. UserError if it cannot run."""
     if isinstance(processor, type):
         what = f"{processor.__name__} is a class"
         raise UserError(what, expected="a processor", hint=f"write {processor.__name__}()")
@@ -107,7 +119,7 @@ def check_processor(processor: Any, time_mode: str = "none") -> tuple[Variable, 
     expected = "an init that only declares state variables and prepares the processor"
     _or_user_error(f"init of {name} failed", expected, lambda: copied.init(handle))
     _or_user_error(f"close of {name} failed", "a close that lets go what init made", copied.close)
-    return tuple(handle.variables)
+    return DeclaredState(tuple(handle.variables), frozenset(handle.deleted))
 
 
 def pickled(code: Any) -> bytes:

@@ -108,6 +108,7 @@ def open_session(
         .config("spark.decommission.enabled", "true")  # what is hosted can leave before its executor goes
         .config("spark.sql.shuffle.partitions", "2")  # what fits one machine
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.python.filterPushdown.enabled", "true")  # else all keys are read for one of them
         .config("spark.sql.streaming.stateStore.providerClass", rocksdb)  # Spark's own stateful API needs it
     )
     for setting, value in (config or {}).items():

@@ -1,40 +1,77 @@
-"""format("tiercel-state"): an operator's keyed state, as of the last checkpoints, as a DataFrame.
+"""format("tiercel-state"): an operator's keyed state as a DataFrame, as it is now or as of a past moment.
 
-Responsible for: columns, one row per key and state variable (per entry of a map), a single key if asked.
-Not responsible for: which copy of a key counts (runtime/stored_state.py).
+Responsible for: options, columns, which keys must be read for a filter.
+Not responsible for: which copy of a key counts (runtime/stored_state.py), past moments (runtime/moments.py).
+
+    option     meaning
+    storage    the deployment's directory; or only `backup`
+    operator   its name
+    layout     variables (default): a row per key and state variable (per entry of a map), values as JSON
+               columns: a row per key, each variable a column with the types it was declared with
+    asOf       a past moment, or the number of a state in the backup: runtime/moments.py
+    backup     the location of a backup; with asOf the deployment's own, if it has one
 
     key          struct of the key columns, typed as in the operator's input
     variable     name of the state variable; null: the key has timers and nothing else
     map_key      JSON of the map's key, null unless it is a map
     value        JSON of the value's columns, or of the list of them
+    state        in place of these three, with layout columns: state_schema.py
     timers       expiry times in ms
     slot, instance, epoch, offset      where it lies, and up to which log entry it is
 
 JSON shows values as they are kept: times in microseconds, dates in days since 1970, decimals as text.
 A variable with a time to live keeps each value as [value, expiry in ms], and so it is shown.
+
+Where a filter gives all key columns (=, <=> or IN), only these keys are read; Spark checks all filters again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import contextlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from pyspark.sql import types as t
-from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    In,
+    InputPartition,
+)
 
-from tiercel.core.records import KeyImage
+from tiercel.core.records import Key, KeyImage
 from tiercel.errors import UserError
+from tiercel.runtime.locations import Location
+from tiercel.runtime.moments import LATEST, backed_up, numbers_as_of, processes_as_of
 from tiercel.runtime.place import Manifest, Place
-from tiercel.runtime.stored_state import StoredKey, stored_keys
+from tiercel.runtime.stored_state import StoredKey, keys_in
+from tiercel.runtime.storing import readable
 from tiercel.spark.options import Options
 from tiercel.spark.schema import Columns
+from tiercel.spark.state_schema import StateForm, stored_values
 
-_COLUMNS = (
+if TYPE_CHECKING:
+    import pyarrow
+
+OPTIONS = ("storage", "operator", "layout", "asOf", "backup")
+LAYOUTS = ("variables", "columns")
+KEYS_MAX = 10_000  # of a filter; with more of them everything is read
+BATCH_KEYS = 1_000  # of one Arrow batch
+
+_VARIABLES = (
     t.StructField("variable", t.StringType()),
     t.StructField("map_key", t.StringType()),
     t.StructField("value", t.StringType()),
     t.StructField("timers", t.ArrayType(t.LongType(), containsNull=False)),
+)
+_WHEREABOUTS = (
     t.StructField("slot", t.IntegerType()),
     t.StructField("instance", t.StringType()),
     t.StructField("epoch", t.LongType()),
@@ -42,30 +79,94 @@ _COLUMNS = (
 )
 
 
+class Asked(NamedTuple):
+    """Which state is read."""
+
+    manifest: Manifest
+    operator: str
+    key: Columns
+    place: Place | None  # where the deployment stores; None: it is read out of a backup
+    backup: str
+    as_of: str
+    layout: str
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Asked:
+        options = Options(given, OPTIONS)
+        backup, as_of = options.text("backup"), options.text("asOf")
+        storage = options.text("storage") or (not backup and options.needed("storage", "a storage directory"))
+        place = Place(storage) if storage else None
+        manifest = place.manifest() if place is not None else backed_up(Location(backup))
+        if as_of and not backup:
+            if manifest.backup is None:
+                raise UserError(
+                    "option asOf of a deployment without a backup",
+                    expected="option backup with the location of one",
+                    hint="its own disk keeps the last checkpoint only",
+                )
+            backup = manifest.backup.location
+        if place is not None and backup:
+            found = backed_up(Location(backup))
+            if found.id != manifest.id:
+                what = f"{backup} holds the backup of another deployment ({found.id})"
+                raise UserError(what, expected=f"the backup of {manifest.id}")
+        names = ", ".join(sorted(manifest.topology.operators))
+        operator = options.needed("operator", f"one of: {names}")
+        if operator not in manifest.topology.operators:
+            raise UserError(f"no operator {operator!r} in {storage or backup}", expected=f"one of: {names}")
+        layout = options.choice("layout", LAYOUTS)
+        key = key_columns(manifest, operator)
+        return cls(manifest, operator, key, None if backup else place, backup, as_of or LATEST, layout)
+
+    @property
+    def form(self) -> StateForm:
+        if self.operator not in self.manifest.state:
+            what = f"the deployment does not say which state variables {self.operator!r} has"
+            raise UserError(what, expected='layout "variables"', hint="start it once with this version")
+        return StateForm(self.key.schema, self.manifest.state[self.operator])
+
+    @property
+    def schema(self) -> t.StructType:
+        if self.layout == "columns":
+            return t.StructType([*self.form.schema.fields, *_WHEREABOUTS])
+        return t.StructType([t.StructField("key", self.key.schema), *_VARIABLES, *_WHEREABOUTS])
+
+    def numbers(self) -> dict[str, int]:
+        """Of each instance, the state in the backup that is meant."""
+        return (
+            {}
+            if self.place
+            else numbers_as_of(Location(self.backup), self.manifest, self.operator, self.as_of)
+        )
+
+    @contextlib.contextmanager
+    def processes(self, numbers: Mapping[str, int]) -> Iterator[Path]:
+        if self.place is not None:
+            with readable(self.place) as processes:
+                yield processes
+        else:
+            with processes_as_of(Location(self.backup), self.manifest.id, numbers) as processes:
+                yield processes
+
+    def stored(self, numbers: Mapping[str, int], keys: Sequence[Key] | None = None) -> Iterator[StoredKey]:
+        """The state of every key, or of these."""
+        slots = self.manifest.topology.operator(self.operator).slots
+        with self.processes(numbers) as processes:
+            yield from keys_in(processes, self.operator, slots, keys)
+
+
 class State(DataSource):
-    """Options: storage, operator."""
+    """The module's docstring lists the options."""
 
     @classmethod
     def name(cls) -> str:
         return "tiercel-state"
 
-    def _asked_for(self) -> tuple[Place, str, Columns]:
-        options = Options(self.options, ("storage", "operator"))
-        place = options.place()
-        manifest = place.manifest()
-        names = ", ".join(sorted(manifest.topology.operators))
-        operator = options.needed("operator", f"one of: {names}")
-        if operator not in manifest.topology.operators:
-            what = f"no operator {operator!r} in {place.directory}"
-            raise UserError(what, expected=f"one of: {names}")
-        return place, operator, key_columns(manifest, operator)
-
     def schema(self) -> t.StructType:
-        _, _, key = self._asked_for()
-        return t.StructType([t.StructField("key", key.schema), *_COLUMNS])
+        return Asked.of(self.options).schema
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
-        return StateReader(*self._asked_for())
+        return StateReader(Asked.of(self.options))
 
 
 def key_columns(manifest: Manifest, operator: str) -> Columns:
@@ -91,44 +192,77 @@ def key_columns(manifest: Manifest, operator: str) -> Columns:
     raise UserError(what, expected="an input stream with key columns")
 
 
-class StateReader(DataSourceReader):
-    """Reads the checkpoints of all instances of one operator, beside these instances."""
+class Part(InputPartition):
+    """What one task reads."""
 
-    def __init__(self, place: Place, operator: str, key: Columns) -> None:
-        self._place, self._operator, self._key = place, operator, key
-        self._wanted: dict[str, Any] = {}
+    def __init__(self, numbers: Mapping[str, int], keys: Sequence[Key] | None) -> None:
+        super().__init__(None)
+        self.numbers, self.keys = dict(numbers), keys
+
+
+class StateReader(DataSourceReader):
+    """Reads the checkpoints of all instances of one operator, beside these instances or out of a backup."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._wanted: dict[str, tuple[Any, ...]] = {}  # of a key column, the values that are asked for
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """With all key columns given, one key is looked up; Spark still checks every filter itself."""
+        """With all key columns given, only these keys are read; Spark still checks every filter itself."""
         for condition in filters:
-            if isinstance(condition, EqualTo) and condition.attribute[:1] == ("key",):
-                self._wanted[condition.attribute[-1]] = condition.value
+            match condition:
+                case EqualTo(("key", name), value) | EqualNullSafe(("key", name), value):
+                    self._want(name, (value,))
+                case In(("key", name), values):
+                    self._want(name, values)
+                case _:
+                    pass
         return filters
 
-    def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(self._wanted_key())]
+    def _want(self, name: str, values: Sequence[Any]) -> None:
+        """Of several conditions on a column the one with fewest values: what it lets through is enough."""
+        if name not in self._wanted or len(values) < len(self._wanted[name]):
+            self._wanted[name] = tuple(values)
 
-    def _wanted_key(self) -> bytes | None:
-        names = self._key.names
+    def partitions(self) -> Sequence[InputPartition]:
+        return [Part(self._asked.numbers(), self.wanted_keys())]
+
+    def wanted_keys(self) -> list[Key] | None:
+        """The keys that filters let through; None: any may be among them."""
+        names = self._asked.key.names
         if self._wanted.keys() != set(names):
             return None
+        choices = [self._wanted[name] for name in names]
+        if math.prod(len(values) for values in choices) > KEYS_MAX:
+            return None
         try:
-            return self._key.key_of([self._wanted[name] for name in names])
+            return sorted({self._asked.key.key_of(values) for values in itertools.product(*choices)})
         except UserError:
             return None  # a literal of another type: Spark compares, we read everything
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        for stored in stored_keys(self._place, self._operator, partition.value):
-            key = self._key.key_values(stored.key)
-            for variable, map_key, value in variables(stored.image):
-                yield (key, variable, map_key, value, *_whereabouts(stored))
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, Part)
+        stored = self._asked.stored(partition.numbers, partition.keys)
+        return self._as_columns(stored) if self._asked.layout == "columns" else self._as_variables(stored)
+
+    def _as_variables(self, stored: Iterable[StoredKey]) -> Iterator[tuple[Any, ...]]:
+        for each in stored:
+            key, timers = self._asked.key.key_values(each.key), list(each.image.timers)
+            for variable, map_key, value in variables(each.image):
+                yield (key, variable, map_key, value, timers, *_whereabouts(each))
+
+    def _as_columns(self, stored: Iterable[StoredKey]) -> Iterator[pyarrow.RecordBatch]:
+        form, columns = self._asked.form, Columns(self._asked.schema)
+        rows = ((*form.columns(each.image), *_whereabouts(each)) for each in stored)
+        while batch := list(itertools.islice(rows, BATCH_KEYS)):
+            yield columns.arrow_batch(batch)
 
 
 def variables(image: KeyImage) -> Iterator[tuple[str | None, str | None, str | None]]:
     """(variable, map key, value) of everything a key holds, the latter two as JSON."""
     if not image.values:
         yield None, None, None
-    for name, (kind, content) in sorted((image.values or {}).items()):
+    for name, _, kind, content in sorted(stored_values(image), key=lambda value: value[:2]):
         if kind == "map":
             for map_key, value in content:
                 yield name, _json(map_key), _json(value)
@@ -141,4 +275,4 @@ def _json(value: Any) -> str:
 
 
 def _whereabouts(stored: StoredKey) -> tuple[Any, ...]:
-    return list(stored.image.timers), stored.slot, stored.instance, stored.image.epoch, stored.image.at
+    return stored.slot, stored.instance, stored.image.epoch, stored.image.at

@@ -38,6 +38,7 @@ class InputPlan:
     columns: Columns
     steps: tuple[Step, ...] = ()
     initial: bool = False
+    images: bool = False  # initial state as it is stored, not rows for handleInitialState
 
     @property
     def schema(self) -> StructType:

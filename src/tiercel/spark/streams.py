@@ -32,11 +32,13 @@ from tiercel.spark.graph import (
     check_whole,
     watermark_delay_ms,
 )
-from tiercel.spark.processors import check_processor
+from tiercel.spark.kept_state import KeptState, PackedState, image_columns
+from tiercel.spark.processors import declared_state
 from tiercel.spark.schema import DEAD_LETTER_SCHEMA, Columns, Schema
 from tiercel.spark.seam import grouped_frame
 from tiercel.spark.stateless import PassOn
 from tiercel.spark.steps import Step
+from tiercel.spark.upgrading import StatePlan, Upgrades
 
 if TYPE_CHECKING:
     from tiercel.spark.live import Live
@@ -52,6 +54,8 @@ _FOLD_OPTIONS = frozenset(
         "retries",
         "deterministic",
         "slots",
+        "upgrade",
+        "initial_state",
     )
 )
 
@@ -171,7 +175,7 @@ class LiveStream:
         output_mode: str = "update",
         time_mode: str = "none",
         instances: Mapping[str, int] | None = None,
-        initial_state: DataFrame | GroupedData | None = None,
+        initial_state: DataFrame | GroupedData | KeptState | None = None,
         output_key: Sequence[str] | str | None = None,
         output_event_time: str = "",
         on_error: str = "dead-letter",
@@ -180,11 +184,15 @@ class LiveStream:
         slots: int = 4096,
         pandas: bool = False,
         memory_bytes_max: int = 0,
+        upgrade: Upgrades | None = None,
     ) -> LiveStream:
         """An operator with keyed state: an unmodified PySpark StatefulProcessor. Returns its output.
 
         `output_mode` is accepted as PySpark has it: every output row is passed on as it is made. With
         `memory_bytes_max` each instance keeps about so much state decoded, and reads the rest when needed.
+        `initial_state` is rows for handleInitialState, or state from elsewhere as it is: `tiercel.adopt(…)`,
+        `tiercel.exported(…)`. `upgrade` says what becomes of stored values where a variable has
+        another schema than before: {variable: {new field: default}}, or {variable: function of the old row}.
         """
         live, graph = self._live, self._live.graph
         live.check_declaring()
@@ -202,10 +210,12 @@ class LiveStream:
                         f"operator {name!r} works in event time, but stream {stream!r} declares none",
                         expected="event_time='column' where the stream is declared",
                     )
-        check_processor(processor, time_mode)
-        if isinstance(processor, Fold) and (pandas or time_mode != "none" or initial_state is not None):
+        state = declared_state(processor, time_mode)
+        kept = initial_state if isinstance(initial_state, KeptState) else None
+        rows = None if isinstance(initial_state, KeptState) else initial_state
+        if isinstance(processor, Fold) and (pandas or time_mode != "none" or rows is not None):
             what = f"operator {name!r} is a fold"
-            expected = "no time mode, no initial state, no DataFrames"
+            expected = "no time mode, no rows as initial state, no DataFrames"
             raise UserError(what, expected=expected, hint="write a StatefulProcessor")
         output = parse_schema(output_schema, "output schema")
         if output_key is None:
@@ -214,13 +224,17 @@ class LiveStream:
             key = (output_key,) if isinstance(output_key, str) else tuple(output_key)
         columns = Columns(output, key, output_event_time)
         inputs = list(self._inputs)
-        initial: DataFrame | None = None
-        if initial_state is not None:
-            initial = (
-                grouped_frame(initial_state)[0] if isinstance(initial_state, GroupedData) else initial_state
-            )
-            initial_columns = Columns(initial.schema, self.columns.key)
-            inputs.append((f"{name}.initial", InputPlan(initial_columns, (), initial=True)))
+        upgrades = dict(upgrade or {})
+        initial: DataFrame | PackedState | None = None
+        if kept is not None:
+            initial_columns = image_columns(self.columns)
+            initial = kept.packed(name, state, time_mode, initial_columns, upgrades)
+        elif rows is not None:
+            initial = frame = grouped_frame(rows)[0] if isinstance(rows, GroupedData) else rows
+            initial_columns = Columns(frame.schema, self.columns.key)
+        if initial is not None:
+            plan = InputPlan(initial_columns, (), initial=True, images=kept is not None)
+            inputs.append((f"{name}.initial", plan))
         names = graph.instances(name, instances)
         operator = Operator(
             name,
@@ -235,10 +249,10 @@ class LiveStream:
             retries,
             memory_bytes_max,
         )
-        plan_ = OperatorPlan(
-            processor, tuple(p for _, p in inputs), self.columns.schema, columns, time_mode, pandas
-        )
-        graph.add_operator(OperatorDeclaration(operator, plan_, initial))
+        schema, reads = self.columns.schema, tuple(p for _, p in inputs)
+        stored = StatePlan({}, upgrades)
+        plan_ = OperatorPlan(processor, reads, schema, columns, time_mode, pandas, stored)
+        graph.add_operator(OperatorDeclaration(operator, plan_, initial, state))
         home = names[0].rpartition("@")[2].partition("#")[0]
         if initial is not None:
             graph.add_stream(StreamDeclaration(f"{name}.initial", initial_columns, home))
@@ -262,7 +276,7 @@ class LiveStream:
         a tuple with the columns of `output_schema`, a list of them, or None. Several times lighter than a
         processor, and without timers, time to live and state of several variables. Further options:
         `instances`, `output_key`, `output_event_time`, `on_error`, `retries`, `deterministic`, `slots`,
-        `memory_bytes_max`.
+        `memory_bytes_max`, `upgrade`, and `initial_state` from elsewhere.
         """
         unknown = sorted(set(options) - _FOLD_OPTIONS)
         if unknown:

@@ -1,4 +1,4 @@
-"""Dividing the stored keys of an instance, and bringing them together: split and merge.
+"""Dividing the stored keys of an instance, and bringing them together: split, merge; and putting keys in.
 
 Responsible for: stores of instances, routing tables and readers of a deployment that is stopped.
 Not responsible for: the same while it runs: that is a move (`live.move`, `live.scale`).
@@ -14,7 +14,8 @@ short before that is done again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ import msgspec
 from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.readers import Reader
-from tiercel.core.records import KeyImage, KeySet, Route, TableUpdate
+from tiercel.core.records import Key, KeyImage, KeySet, Route, TableUpdate
 from tiercel.core.routing import RoutingTable, slot_of
 from tiercel.core.topology import Operator, operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.locking import StorageLock
 from tiercel.runtime.place import Place
 from tiercel.runtime.store import Store, StoreView
+from tiercel.runtime.stored_state import stored_keys
 from tiercel.runtime.storing import exists
 
+KEYS_PER_BATCH = 1_000
 UNDER_WAY = ("departure", "arrival", "pause")
 _COME_TO_REST = "start it, let its inputs come to rest, run `tiercel state checkpoint`, then stop it"
 
@@ -87,6 +90,59 @@ def merge(storage: str | Path, source: str, destination: str) -> Divided:
         found = _hand_over(place, operator, source, destination, KeySet(slots=owned))
         place.want([i for i in place.wanted() if i != source])
         return found
+
+
+def put_keys(
+    storage: str | Path, operator_name: str, state: Iterable[tuple[Key, dict[str, Any], Sequence[int]]]
+) -> int:
+    """Give an operator that has no keys these, each with its values and timers; returns how many.
+
+    They lie there as versions that no checkpoint covers, until each instance's cursor follows at the end: cut
+    short before that, nothing has changed.
+    """
+    place = Place(storage)
+    with _stopped(place):
+        operator = place.manifest().topology.operators[operator_name]
+        if next(stored_keys(place, operator_name), None) is not None:
+            what = f"operator {operator_name!r} has keys already"
+            raise UserError(what, expected="an operator without state: nothing is overwritten")
+        table = _table(place, operator, site_of(operator.instances[0]))
+        cursors = {name: _next_cursor(place, operator, name) for name in table.owners()}
+        count = 0
+        for some in _batches(state, KEYS_PER_BATCH):
+            puts: dict[str, dict[StorageKey, Any]] = {}
+            for key, values, timers in some:
+                route = table.route(key)
+                at = cursors[route.instance]
+                times = (at.time_ms, at.watermark_ms)
+                image = KeyImage(key, route.epoch, at.applied, values, tuple(timers), *times)
+                place_of = ("state", _slot(key, operator), key, at.generation)
+                puts.setdefault(route.instance, {})[place_of] = image
+            for instance, of_instance in puts.items():
+                _write(place, instance, of_instance)
+            count += len(some)
+        for instance, cursor in cursors.items():
+            _write(place, instance, {("cursor",): cursor})
+    return count
+
+
+def _next_cursor(place: Place, operator: Operator, instance: str) -> Cursor:
+    """The cursor of a checkpoint behind everything that an instance has stored."""
+    cursor = _cursor(place, instance)
+    if cursor is None or cursor.arrivals:
+        _refuse(f"{instance} has {'keys that are still arriving' if cursor else 'no checkpoint yet'}")
+    assert cursor is not None
+    with _view(place, site_of(instance)) as router:
+        _refuse_rows_in_log(router, operator.name, instance, cursor.applied)
+    with _view(place, instance) as view:
+        stored = [int(key[-1]) for table in ("state", "move") for key, _ in view.scan((table,))]
+    return msgspec.structs.replace(cursor, generation=max([cursor.generation, *stored]) + 1)
+
+
+def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    iterator = iter(items)
+    while some := list(itertools.islice(iterator, size)):
+        yield some
 
 
 # -- the change itself ------------------------------------------------------------------------
@@ -217,7 +273,7 @@ def _stopped(place: Place) -> Iterator[None]:
 
 def _refuse(what: str) -> None:
     raise UserError(
-        f"nothing can be split or merged: {what}",
+        f"nothing can be changed by hand: {what}",
         expected="a deployment that has come to rest and was stopped",
         hint=_COME_TO_REST,
     )

@@ -1,0 +1,90 @@
+"""A processor's state where it is not as its class declares it: stored values, names of later versions.
+
+Responsible for: state that a key begins with as it was stored elsewhere; variables under the names that
+    their schema's version gives them.
+Not responsible for: where such state comes from (kept_state.py), which version there is (upgrading.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from tiercel.core.keyed import Handle
+from tiercel.spark.state_schema import Facts, stored_name
+
+IMAGE = "state"  # the column with a key's whole state, next to the key columns
+
+_Image = tuple[dict[str, tuple[str, Any]], list[int]]  # values and timers, as core/keyed.py freezes them
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Image).decode
+
+
+def encode_image(values: dict[str, tuple[str, Any]], timers: list[int]) -> bytes:
+    return _encode((values, timers))
+
+
+def decode_image(data: bytes) -> _Image:
+    return _decode(data)  # type: ignore[no-any-return]
+
+
+def with_stored_state(processor: StatefulProcessor) -> type[StatefulProcessor]:
+    """The processor's class; what is initial state is set as it is, and user code is not asked."""
+    kind: Any = type(processor)
+
+    class WithStoredState(kind):  # type: ignore[misc]
+        """Begins with state that was stored elsewhere."""
+
+        def init(self, handle: Handle) -> None:
+            self.__handle = handle
+            super().init(handle)
+
+        def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+            self.__handle.install(*decode_image(initialState[IMAGE]))
+
+    return WithStoredState
+
+
+def kept_under_other_names(facts: Facts, processor: StatefulProcessor) -> type[StatefulProcessor]:
+    """The processor's class; its variables are kept under the names of their versions."""
+    kind: Any = type(processor)
+
+    class Renamed(kind):  # type: ignore[misc]
+        """Declares its variables as it always did."""
+
+        def init(self, handle: Handle) -> None:
+            super().init(_Renaming(handle, facts))
+
+    return Renamed
+
+
+class _Renaming:
+    """PySpark's handle, with other names."""
+
+    def __init__(self, handle: Handle, facts: Facts) -> None:
+        self._handle, self._facts = handle, facts
+
+    def _version(self, name: str) -> int:
+        return self._facts[name].version if name in self._facts else 1
+
+    def getValueState(self, stateName: str, *arguments: Any, **more: Any) -> Any:
+        return self._handle.getValueState(self._name(stateName), *arguments, **more)
+
+    def getListState(self, stateName: str, *arguments: Any, **more: Any) -> Any:
+        return self._handle.getListState(self._name(stateName), *arguments, **more)
+
+    def getMapState(self, stateName: str, *arguments: Any, **more: Any) -> Any:
+        return self._handle.getMapState(self._name(stateName), *arguments, **more)
+
+    def _name(self, variable: str) -> str:
+        return stored_name(variable, self._version(variable))
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """A variable that is deleted loses its values of every version."""
+        for version in range(1, self._version(stateName) + 1):
+            self._handle.deleteIfExists(stored_name(stateName, version))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)

@@ -1,0 +1,283 @@
+"""format("tiercel-state"): typed columns, past moments, and reading no more keys than a filter needs."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import EqualNullSafe, EqualTo, GreaterThan, In
+from rocksdict import Options, Rdict
+
+import tiercel
+from tiercel.core.checkpoints import Cursor
+from tiercel.core.effects import Write
+from tiercel.core.readers import Reader
+from tiercel.core.records import KeyImage
+from tiercel.core.routing import slot_of
+from tiercel.core.topology import Operator, Stream, Topology
+from tiercel.errors import UserError
+from tiercel.runtime.place import Manifest, Place, StreamFacts
+from tiercel.runtime.store import Store, encode_key
+from tiercel.spark.datasource import register
+from tiercel.spark.ddl import parse_ddl
+from tiercel.spark.kept_state import image_columns
+from tiercel.spark.processors import DeclaredState, Variable
+from tiercel.spark.schema import Columns
+from tiercel.spark.state_schema import facts_of
+from tiercel.spark.state_source import Asked, StateReader, key_columns
+from tiercel.state import backup, history
+
+A, B = "op@cloud#1", "op@cloud#2"
+SLOTS = 16
+KEYS = Columns("k string, n int", ("k", "n"))
+VALUE = "total bigint, at timestamp, cost decimal(10,2)"
+NOON_US = 1_780_315_200_000_000
+NOON = datetime.datetime.fromtimestamp(NOON_US // 1_000_000)  # noqa: DTZ006  as collect() gives it
+
+
+@pytest.fixture(scope="module")
+def spark(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+def key_of(n: int) -> bytes:
+    return KEYS.key_of((f"k{n}", n))
+
+
+def write(place: Place, instance: str, count: int, generation: int = 1) -> None:
+    """Keys 0 to 9 count to `count`; instance A has the even ones."""
+    puts: dict[Any, Any] = {("cursor",): Cursor(generation, 5, 1, 0, 0, [])}
+    for n in range(0 if instance == A else 1, 10, 2):
+        values: dict[str, Any] = {"total": ("value", (count, NOON_US, "1.50"))}
+        if n == 0:
+            values["recent"] = ("list", (((1,), 70), ((2,), 80)))
+            values["by_day"] = ("map", (((20_000,), (5, "x")), ((20_001,), (6, None))))
+        image = KeyImage(key_of(n), 1, 5, values, (99, 100) if n == 0 else ())
+        puts["state", slot_of(image.key, SLOTS), image.key, generation] = image
+    store = Store(place.process(instance), "os")
+    store.add(Write(1, puts))
+    store.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    operator = Operator("op", ("in",), "op.out", (A, B), slots=SLOTS, time_mode="processingTime")
+    streams = {"in": Stream("in", "cloud"), "op.out": Stream("op.out", "cloud", logged=True)}
+    variables = [
+        Variable("total", "value", parse_ddl(VALUE)),
+        Variable("recent", "list", parse_ddl("n int"), None, 100),
+        Variable("by_day", "map", parse_ddl("n int, s string"), parse_ddl("day date")),
+        Variable("never", "value", parse_ddl("n int")),
+    ]
+    place = Place(tmp_path / "storage")
+    facts = StreamFacts(parse_ddl("k string, n int, v double").json(), ("k", "n"))
+    topology = Topology({"cloud": None}, streams, {"op": operator})
+    place.write(
+        Manifest("test", topology, {"in": facts}, state={"op": {v.name: facts_of(v) for v in variables}})
+    )
+    place.want([A, B])
+    for instance in (A, B):
+        write(place, instance, 1)
+    router = Store(place.process("cloud"), "os")
+    readers = {("reader", "op", instance): Reader(1, 5, {}) for instance in (A, B)}
+    router.add(Write(1, {("head", "op"): (5, 0, -1), **readers}))
+    router.close()
+    return place
+
+
+def state(spark: SparkSession, place: Place | None, **options: str) -> DataFrame:
+    reader = spark.read.format("tiercel-state").option("operator", "op").options(**options)
+    return (reader if place is None else reader.option("storage", str(place.directory))).load()
+
+
+def spoil(place: Place, instance: str, n: int) -> None:
+    """The stored value of a key cannot be decoded any more."""
+    db = Rdict(str(place.process(instance)), Options(raw_mode=True))
+    db.put(encode_key(("state", slot_of(key_of(n), SLOTS), key_of(n), 1)), b"\xc1")
+    db.close()
+
+
+# -- columns -----------------------------------------------------------------------------------
+
+
+def test_with_layout_columns_each_variable_has_its_types(spark: SparkSession, place: Place) -> None:
+    frame = state(spark, place, layout="columns")
+    assert (
+        "total:struct<total:bigint,at:timestamp,cost:decimal(10,2)>" in frame.schema["state"].simpleString()
+    )
+    rows = {row.key.n: row for row in frame.collect()}
+    assert sorted(rows) == list(range(10))
+    first = rows[0]
+    assert tuple(first.state.total)[:2] == (1, NOON)
+    assert str(first.state.total.cost) == "1.50"
+    assert [(tuple(each.value), each.expiry_ms) for each in first.state.recent] == [((1,), 70), ((2,), 80)]
+    assert {key.day: tuple(value) for key, value in first.state.by_day.items()} == {
+        datetime.date(2024, 10, 4): (5, "x"),
+        datetime.date(2024, 10, 5): (6, None),
+    }
+    assert (first.state.never, list(first.timers), first.instance) == (None, [99, 100], A)
+    assert (rows[3].state.recent, rows[3].instance) == (None, B)
+    assert frame.where("state.total.total = 1 AND array_contains(timers, 99)").count() == 1
+
+
+# -- filters -----------------------------------------------------------------------------------
+
+
+def test_a_filter_on_the_key_reads_no_other_key(spark: SparkSession, place: Place) -> None:
+    for n in (2, 5, 7):
+        spoil(place, A if n % 2 == 0 else B, n)
+    for layout, condition, found in (
+        ("variables", "key.k = 'k4' AND key.n = 4", [4]),
+        ("columns", "key.k IN ('k4', 'k3') AND key.n IN (3, 4, 6)", [3, 4]),
+        ("columns", "key.k = 'k4' AND key.n <=> 4 AND slot < 0", []),
+    ):
+        rows = state(spark, place, layout=layout).where(condition).select("key.n").distinct().collect()
+        assert sorted(row.n for row in rows) == found, condition
+    with pytest.raises(PySparkException, match=r"(?s)op@cloud#.*cannot be decoded"):
+        state(spark, place).where("key.n = 4").collect()  # not the whole key: all are read
+
+
+def test_other_filters_are_right(spark: SparkSession, place: Place) -> None:
+    for condition, found in (
+        ("key.n = 4 OR key.k = 'k5'", [4, 5]),
+        ("length(key.k) = 2 AND key.n % 5 = 0", [0, 5]),
+        ("key.k > 'k3' AND NOT (key.n IN (0, 1, 2, 3, 4, 5, 6, 7))", [8, 9]),
+    ):
+        rows = state(spark, place, layout="columns").where(condition).select("key.n").collect()
+        assert sorted(row.n for row in rows) == found
+
+
+def test_which_keys_a_filter_asks_for(place: Place) -> None:
+    def asked(*filters: Any) -> list[bytes] | None:
+        reader = StateReader(Asked.of({"storage": str(place.directory), "operator": "op"}))
+        assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark checks each of them too
+        return reader.wanted_keys()
+
+    k, n = ("key", "k"), ("key", "n")
+    assert asked() is None
+    assert asked(EqualTo(k, "k1")) is None
+    assert asked(EqualTo(k, "k1"), GreaterThan(n, 1)) is None
+    assert asked(EqualTo(k, "k1"), EqualNullSafe(n, 1)) == [key_of(1)]
+    assert asked(In(k, ("k1", "k2")), EqualTo(n, 1)) == sorted([key_of(1), KEYS.key_of(("k2", 1))])
+    assert asked(EqualTo(k, "k1"), In(n, (1, 2)), EqualTo(n, 1)) == [key_of(1)]
+    assert asked(EqualTo(k, 1), EqualTo(n, 1)) is None  # of another type: Spark compares
+    assert asked(In(k, tuple(map(str, range(200)))), In(n, tuple(range(200)))) is None  # too many
+
+
+# -- past moments ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copies(place: Place, tmp_path: Path) -> str:
+    """A backup with two states of each instance: everything counted to 1, then to 2."""
+    location = str(tmp_path / "backup")
+    backup(place.directory, location)
+    for instance in (A, B):
+        write(place, instance, 2, generation=2)
+    backup(place.directory, location)
+    for instance in (A, B):
+        write(place, instance, 3, generation=3)
+    return location
+
+
+def totals(frame: DataFrame) -> set[int]:
+    return {json.loads(row.value)[0] for row in frame.where("variable = 'total'").collect()}
+
+
+def test_state_as_of_a_number_or_a_time_comes_from_the_backup(
+    spark: SparkSession, place: Place, copies: str
+) -> None:
+    assert totals(state(spark, place)) == {3}
+    assert totals(state(spark, None, backup=copies)) == {2}
+    assert totals(state(spark, place, backup=copies, asOf=f"{A}=1")) == {1}
+    states = [s for s in history(copies) if s.process in (A, B)]
+    assert [(s.process, s.number, s.kind) for s in states] == [(p, n, "base") for p in (A, B) for n in (1, 2)]
+    both = max(s.written for s in states if s.number == 1)
+    assert totals(state(spark, place, backup=copies, asOf=both)) == {1}
+    columns = state(spark, None, backup=copies, asOf=f"{A}=1", layout="columns")
+    [row] = columns.where("key.k = 'k3' AND key.n = 3").collect()
+    assert (row.state.total.total, row.instance) == (1, B)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"asOf": "op@cloud#1=7"}, r"no such state\nexpected: op@cloud#1=1\|2 .*; op@cloud#2=1\|2"),
+        ({"asOf": "7"}, "no such state"),
+        ({"asOf": "op@cloud#9=1"}, "no such state"),
+        ({"asOf": "yesterday"}, "asOf 'yesterday'\nexpected: a time in ISO 8601, or op@cloud#1=1"),
+        ({"asOf": "2020-01-01T00:00:00Z"}, "before the first state"),
+        ({"layout": "rows"}, "layout"),
+        ({"operator": "other"}, "no operator 'other'"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(
+    place: Place, copies: str, options: dict[str, str], reason: str
+) -> None:
+    given = {"storage": str(place.directory), "backup": copies, "operator": "op"} | options
+    with pytest.raises(UserError, match=f"(?s){reason}"):
+        StateReader(Asked.of(given)).partitions()
+
+
+def test_a_past_moment_needs_a_backup_of_the_same_deployment(
+    place: Place, copies: str, tmp_path: Path
+) -> None:
+    options = {"storage": str(place.directory), "operator": "op"}
+    with pytest.raises(UserError, match="without a backup"):
+        Asked.of(options | {"asOf": "1"})
+    other = Place(tmp_path / "other")
+    other.write(Manifest("another", place.manifest().topology, place.manifest().streams))
+    with pytest.raises(UserError, match="the backup of another deployment"):
+        Asked.of(options | {"storage": str(other.directory), "backup": copies})
+    with pytest.raises(UserError, match="holds no backup"):
+        Asked.of({"backup": str(tmp_path / "nowhere"), "operator": "op"})
+
+
+def test_a_damaged_file_of_a_past_state_is_named(spark: SparkSession, place: Place, copies: str) -> None:
+    [file] = Path(copies).glob("processes/op*231/base.000000000001.*")
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UserError, match="no such state"):
+        Asked.of({"backup": copies, "operator": "op", "asOf": f"{A}=1"}).numbers()
+    assert totals(state(spark, None, backup=copies, asOf=f"{A}=2")) == {2}
+
+
+# -- what is no state ----------------------------------------------------------------------------
+
+
+def test_an_export_that_is_not_whole_and_a_checkpoint_that_is_none_are_refused(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    out = tmp_path / "export"
+    assert tiercel.export_state(place.directory, "op", str(out), spark=spark).keys == 10
+    kept = tiercel.exported(spark, str(out))
+    columns = image_columns(key_columns(place.manifest(), "op"))
+    total = Variable("total", "value", parse_ddl(VALUE))
+    with pytest.raises(UserError, match="has the state variable 'by_day', which operator 'op' lacks"):
+        kept.packed("op", DeclaredState((total,)), "processingTime", columns, {})
+    others = frozenset(["by_day", "recent", "never"])
+    with pytest.raises(UserError, match="has timers, operator 'op' has time mode none"):
+        kept.packed("op", DeclaredState((total,), others), "none", columns, {})
+    with pytest.raises(UserError, match=r"state of keys k:string,n:int\nexpected: .*: k:string"):
+        kept.packed(
+            "op", DeclaredState((total,), others), "none", image_columns(Columns("k string", "k")), {}
+        )
+    parts = sorted(out.glob("keys/*.parquet"))
+    parts[0].write_bytes(parts[0].read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"cannot be read|has 0 keys"):
+        tiercel.exported(spark, str(out))
+    parts[0].unlink()
+    with pytest.raises(UserError, match="has 0 keys\nexpected: 10"):
+        tiercel.exported(spark, str(out))
+    for nowhere in (tmp_path / "nowhere", out / "keys"):
+        with pytest.raises(UserError, match="is no whole export"):
+            tiercel.exported(spark, str(nowhere))
+        with pytest.raises(UserError, match=r"cannot be read|has no stateful operator"):
+            tiercel.adopt(spark, nowhere)
