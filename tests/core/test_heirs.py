@@ -126,4 +126,4 @@ def test_an_heir_whose_name_was_used_before_does_not_take_its_old_store_for_what
     effects = heir.on_event(Received("a", reply), 0.0)
     assert LoadCheckpoint() in effects
     effects = heir.on_event(CheckpointLoaded({("cursor",): "of an older time"}), 0.0)
-    assert effects == [LoadCheckpoint(inherited)]
+    assert effects == [LoadCheckpoint(inherited=inherited)]
