@@ -12,6 +12,7 @@ their own: the table says it, and decoding refuses what does not fit.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import msgspec
-from rocksdict import AccessType, Options, Rdict, WriteBatch
+from rocksdict import AccessType, DbClosedError, Options, Rdict, WriteBatch
 
 from tiercel.core.arrivals import ArrivalRecord
 from tiercel.core.checkpoints import Cursor
@@ -293,7 +294,8 @@ class Store:
         try:
             self.commit()
         finally:
-            self._db.close()
+            with contextlib.suppress(DbClosedError):
+                self._db.close()
 
 
 class StoreView:
