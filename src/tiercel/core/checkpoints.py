@@ -284,8 +284,8 @@ class Checkpointer:
         """
         spill = self.instance.space.spill
         at_least = max(4 * self.instance.settings.slice_keys, 4 * spill.newly_dirty())
-        spill.make_room(at_least, self._stored)
-        if spill.over or spill.checkpoint_wanted():
+        any_left = spill.make_room(at_least, self._stored)
+        if (spill.over and not any_left) or spill.checkpoint_wanted():
             if not spill.checkpoint_asked:
                 spill.checkpoint_asked = True
                 self.soon(step)
