@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.core.checkpoints import ArrivalImage, Cursor
+from tiercel.core.arrival_images import ArrivalImage
+from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.records import OWN, SHADOW, Adopt, KeyImage, KeySet, TableUpdate
 from tiercel.core.routing import slot_of

@@ -58,7 +58,7 @@ class Build:
         used_s = sum(after - before[name] for name, after in process_cpu_s(self._pids).items())
         return {
             f"{self._name}_events_per_s": found["events_per_s"],
-            f"{self._name}_cpu_us": round(used_s / found["events"] * 1e6, 3),
+            f"{self._name}_cpu_us": round(used_s / found["tuples"] * 1e6, 3),
             "faults": found["fault_count"],
         }
 

@@ -124,20 +124,21 @@ class Serving:
                 counted = (began_ns <= due) & (due < ended_ns)
                 return {**spread((emitted - due)[counted]), "tuples": int(counted.sum()), **self._faults()}
             case {"do": "closed", "seconds": seconds, "warm_s": warm_s, "under_way": under_way}:
-                load.closed_loop_max, at_first = under_way, load.received
+                load.closed_loop_max = under_way
                 self._host.take(TimerFired("fill"))
+                at_first = load.received
                 await asyncio.sleep(warm_s)
                 began_s, before = time.monotonic(), load.received
                 await asyncio.sleep(seconds)
                 rate = (load.received - before) / (time.monotonic() - began_s)
                 load.stop()
                 await until_quiet(load)
-                events = load.received - at_first  # all of them, those of the warm-up too
-                return {"events_per_s": round(rate), "events": events, **self._faults()}
+                return {"events_per_s": round(rate), "tuples": load.received - at_first, **self._faults()}
             case {"do": "fill", "under_way": under_way}:
                 load.closed_loop_max = under_way
                 self._host.take(TimerFired("fill"))
-                await until(lambda: load.produced >= len(load.keys), "the keys cannot be filled")
+                while (before := load.received) < len(load.keys):
+                    await until(lambda: load.received > before, "the keys cannot be filled")
                 load.stop()
                 await until_quiet(load)
                 return self._faults()

@@ -23,7 +23,7 @@ import msgspec
 from tiercel.bench.deployed import INSTANCES, SLOTS, loaded
 from tiercel.bench.loader import Loader
 from tiercel.bench.processors import LargeAverage
-from tiercel.bench.report import Line, median_line
+from tiercel.bench.report import Line, median_line, process_cpu_s
 from tiercel.core.settings import Settings
 from tiercel.runtime.metrics import Line as Metrics
 from tiercel.runtime.place import Place
@@ -101,7 +101,9 @@ def _measured(wish: Wish, live: Live, loader: Loader, limit: int, tell: Tell) ->
         tell(f"{load}, {wish.rate:,}/s")
         latency = loader.open_loop(wish.rate, wish.seconds, WARM_S)
         tell(f"{load}, as fast as it goes")
+        used_s = sum(process_cpu_s(pids).values())
         speed = loader.closed_loop(wish.seconds, WARM_S, UNDER_WAY)
+        cpu_us = (sum(process_cpu_s(pids).values()) - used_s) / max(1, speed["tuples"]) * 1e6
         metrics = last_metrics(live.place, pids)
         faults = [answer["faults"] for answer in (filled, latency, speed)]
         filled = {"faults": dict.fromkeys(filled["faults"], 0)}  # counted once
@@ -111,6 +113,7 @@ def _measured(wish: Wish, live: Live, loader: Loader, limit: int, tell: Tell) ->
                 "load": load,
                 "state_mb": wish.state_mb,
                 "events_per_s": speed["events_per_s"],
+                "cpu_us": round(cpu_us, 1),
                 "p50_ms": latency["p50_ms"],
                 "p99_ms": latency["p99_ms"],
                 "resident_mb": round(resident_mb(pids), 1),

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiercel.core import messages as m
-from tiercel.core.destination import DestinationMove, Marks
+from tiercel.core.arrival_images import ArrivalImage, arrival_image, load_arrival
+from tiercel.core.destination import DestinationMove
 from tiercel.core.destination import Phase as DestinationPhase
 from tiercel.core.effects import StorageKey
 from tiercel.core.keyed import KeyState
-from tiercel.core.records import OWN, Adopt, Key, KeyFacts, KeyImage, KeySet, Output, Position, TableUpdate
+from tiercel.core.records import OWN, Key, KeyFacts, KeyImage, Position, TableUpdate
 from tiercel.core.routing import slot_of
 from tiercel.core.snapshots import Look, Snapshot
 from tiercel.core.step import Step
@@ -35,25 +36,6 @@ from tiercel.core.topology import site_of
 
 if TYPE_CHECKING:
     from tiercel.core.processing import Processing
-
-
-class ArrivalImage(msgspec.Struct, frozen=True):
-    """An arriving key set as of a checkpoint."""
-
-    move: str
-    keys: KeySet
-    source: str
-    strategy: str
-    epochs: TableUpdate
-    position: Position
-    adopt: Adopt | None
-    adopted_at: int
-    shadow_watermark_ms: int
-    own_watermark_ms: int
-    floors: dict[bytes, int]
-    at: dict[bytes, Position]
-    kept: list[tuple[int, Output]]  # outputs that are not yet allowed out: nobody would make them again
-    kept_dead: list[tuple[int, Output]]
 
 
 class Cursor(msgspec.Struct, frozen=True):
@@ -180,7 +162,7 @@ class Checkpointer:
             instance.incarnation,
             instance.time_ms,
             instance.watermark_ms,
-            [_arrival_image(arriving, position) for arriving, position in arrivals],
+            [arrival_image(arriving, position) for arriving, position in arrivals],
         )
         taken = self.taken = _Taken(cursor, rests_on, instance.flushes)
         taken.deletes, self._dropped = self._dropped, []
@@ -292,8 +274,8 @@ class Checkpointer:
         """
         spill = self.instance.space.spill
         at_least = max(4 * self.instance.settings.slice_keys, 4 * spill.newly_dirty())
-        spill.make_room(at_least, self._stored)
-        if spill.over or spill.checkpoint_wanted():
+        any_left = spill.make_room(at_least, self._stored)
+        if (spill.over and not any_left) or spill.checkpoint_wanted():
             if not spill.checkpoint_asked:
                 spill.checkpoint_asked = True
                 self.soon(step)
@@ -418,25 +400,6 @@ class Checkpointer:
             instance.tell(step, m.Settled(arriving.move))
 
 
-def _arrival_image(arriving: DestinationMove, position: Position) -> ArrivalImage:
-    return ArrivalImage(
-        arriving.move,
-        arriving.keys,
-        arriving.source,
-        arriving.strategy,
-        arriving.epochs,
-        position,
-        arriving.adopt,
-        arriving.adopted_at,
-        arriving.marks.shadow_ms,
-        arriving.marks.own_ms,
-        dict(arriving.floor_wm),
-        dict(arriving.at),
-        list(arriving.kept),
-        list(arriving.kept_dead),
-    )
-
-
 def load(instance: Processing, items: dict[StorageKey, Any], start: int, watermark_ms: int) -> None:
     """Fill a fresh instance from its last checkpoint; without one it begins at `start`."""
     cursor: Cursor | None = items.get(("cursor",))
@@ -452,23 +415,9 @@ def load(instance: Processing, items: dict[StorageKey, Any], start: int, waterma
     instance.durable = cursor.applied
     instance.routes.take(items.get(("routes",), TableUpdate({}, {})))
     for image in cursor.arrivals:
-        instance.arriving[image.move] = _load_arrival(instance, image)
+        instance.arriving[image.move] = load_arrival(instance, image)
     checkpointer.load(items, cursor.generation)
     for space in (instance.space, *(arriving.space for arriving in instance.arriving.values())):
         space.dirty.clear()
         if checkpointer.in_flight:  # it may delete keys yet that we have again: all are written once more
             space.dirty.update(dict.fromkeys(space.keys))
-
-
-def _load_arrival(instance: Processing, image: ArrivalImage) -> DestinationMove:
-    arriving = DestinationMove(instance, image.move, image.keys, image.source, image.strategy, image.epochs)
-    arriving.complete = True
-    arriving.position = tuple(image.position)  # type: ignore[assignment]
-    arriving.marks = Marks(image.shadow_watermark_ms, image.own_watermark_ms)
-    arriving.floor_wm = dict(image.floors)
-    arriving.kept, arriving.kept_dead = list(image.kept), list(image.kept_dead)
-    arriving.at = {k: (p[0], p[1]) for k, p in image.at.items()}
-    arriving.adopt, arriving.adopted_at = image.adopt, image.adopted_at
-    arriving.owned = image.adopt is not None
-    arriving.phase = DestinationPhase.ADOPTED if arriving.owned else DestinationPhase.VOTED
-    return arriving

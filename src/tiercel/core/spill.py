@@ -117,7 +117,7 @@ class Spill:
         return now - before if now >= before else now
 
     def checkpoint_wanted(self) -> bool:
-        """Half of what may be in memory has changed: an early checkpoint lets it go."""
+        """Most of what may be in memory has changed: an early checkpoint lets it go."""
         known = len(self._sizes)
         changed = len(self._space.dirty) * (self.used_bytes // known if known else KEY_BYTES)
-        return 2 * changed > self.limit_bytes
+        return 4 * changed > 3 * self.limit_bytes

@@ -13,6 +13,7 @@ their own: the table says it, and decoding refuses what does not fit.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import msgspec
-from rocksdict import AccessType, Options, Rdict, WriteBatch
+from rocksdict import AccessType, DbClosedError, Options, Rdict, WriteBatch
 
 from tiercel.core.arrivals import ArrivalRecord
 from tiercel.core.checkpoints import Cursor
@@ -80,7 +81,7 @@ NO_TABLE: Final = b"\x00"  # what begins like this is about the store itself
 OPEN_TRIES = 5  # a writer may remove a file between our look at the directory and our opening it
 LOCK_WAIT_S = 4.0  # a predecessor that Spark has cancelled may hold the lock for two seconds
 WRITE_BUFFER_BYTES = 64 * 1024 * 1024  # entries are often trimmed before they leave it for a file
-WRITE_BUFFER_BYTES_MIN = 4 * 1024 * 1024
+WRITE_BUFFER_BYTES_MIN = 8 * 1024 * 1024
 WAL_BYTES_MAX = 256 * 1024 * 1024  # what a restart reads again at most
 
 _BYTES, _INT, _STR = 1, 2, 3
@@ -323,7 +324,8 @@ class Store:
         try:
             self.commit()
         finally:
-            self._db.close()
+            with contextlib.suppress(DbClosedError):
+                self._db.close()
 
 
 class StoreView:
