@@ -66,11 +66,13 @@ def loaded(
     processor: Any = None,
     durability: Durability = "os",
     build: Build | None = None,
+    settings: Settings | None = None,
 ) -> Iterator[tuple[Live, Loader]]:
     """A deployment of averages with a load process that is connected and waits."""
     processor = processor or NumberedAverage()
+    options: dict[str, Any] = {"durability": durability, "build": build, "settings": settings}
     with (
-        deployed(spark, processor, INPUT_SCHEMA, OUTPUT_SCHEMA, durability=durability, build=build) as made,
+        deployed(spark, processor, INPUT_SCHEMA, OUTPUT_SCHEMA, **options) as made,
         Loader(made.live.place, keys, made.output.name) as loader,
     ):
         yield made.live, loader
