@@ -234,8 +234,9 @@ def checkpoint(
     state_bytes: Annotated[int, typer.Option(help="State of each key.")] = 10_000,
     every: Annotated[float, typer.Option(help="Seconds between two checkpoints.")] = 1.0,
     rate: Annotated[int, typer.Option(help="Tuples a second while latency is measured.")] = 5_000,
+    hot: Annotated[str, typer.Option(help="How many keys get tuples, comma-separated.")] = "1000,10000",
     pairs: Annotated[int, typer.Option(help="With and without, one after the other.")] = 5,
-    seconds: Annotated[float, typer.Option(help="Of each half of a pair, twice.")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Of each half of a pair, twice.")] = 5.0,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -245,13 +246,14 @@ def checkpoint(
     """
     _check("--size", size, 1, 10_000)
     _check("--state-bytes", state_bytes, 1, 10_000_000)
+    busy = _numbers("--hot", hot, 1, 10_000_000)
     _check("--every", every, 0.01, 3_600)
     _check("--rate", rate, 1, 1_000_000)
     _check("--pairs", pairs, 1, 1_000)
     _check("--seconds", seconds, 0.5, 3_600)
     from tiercel.bench import checkpoint as bench_checkpoint
 
-    wish = bench_checkpoint.Wish(size, state_bytes, every, rate, pairs, seconds)
+    wish = bench_checkpoint.Wish(size, state_bytes, every, rate, busy, pairs, seconds)
     with _measuring("checkpoint", as_json, out, None) as run:
         run.settings = dict(vars(wish))
         run.rows = bench_checkpoint.measure(wish, run.tell)

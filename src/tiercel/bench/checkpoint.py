@@ -4,12 +4,13 @@ Responsible for: interleaved pairs of a deployment with checkpoints and one with
 Not responsible for: checkpoints (core/checkpoints.py), the load (loader.py).
 
 Both deployments have the same state and run all the time; they take turns, the first of a pair in turn
-too. Every key gets tuples, so at full speed each checkpoint finds all of the state changed.
+too. What a checkpoint costs depends on how much of the state has changed since the last one: so it is
+measured with tuples for a few keys, and with tuples for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tiercel.bench.deployed import SLOTS, loaded
@@ -22,10 +23,12 @@ from tiercel.spark.live import Live
 from tiercel.spark.session import open_session
 
 Tell = Callable[[str], None]
+Side = tuple[Live, Loader]
 
 MB = 1_000_000
 NEVER_MS = 1e9
 WARM_S = 1.0
+LABELS = ("hot_keys", "pair")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Wish:
     state_bytes: int  # of each key
     every_s: float
     rate: int  # tuples a second while latency is measured
+    hot: Sequence[int]  # keys that get tuples
     pairs: int
     seconds: float  # of each half of a pair, for throughput and for latency
 
@@ -58,16 +62,23 @@ def measure(wish: Wish, tell: Tell) -> list[Line]:
         ):
             for _, loader in (ours, bare):  # every key gets its state
                 loader.closed_loop(max(wish.seconds, wish.keys / 10_000), WARM_S, UNDER_WAY_MAX)
-            for pair in range(1, wish.pairs + 1):
-                tell(f"pair {pair} of {wish.pairs}")
-                rows.append({"pair": str(pair), **_pair(wish, ours, bare, first=pair % 2 == 1)})
+            for hot in wish.hot:
+                for _, loader in (ours, bare):
+                    loader.focus(hot)
+                rows += _pairs(wish, ours, bare, min(hot, wish.keys), tell)
     finally:
         spark.stop()
-    medians = {name: median([row[name] for row in rows]) for name in rows[0] if name != "pair"}
-    return [*rows, {"pair": "median", **medians, "faults": sum(row["faults"] for row in rows)}]
+    return rows
 
 
-Side = tuple[Live, Loader]
+def _pairs(wish: Wish, ours: Side, bare: Side, hot: int, tell: Tell) -> list[Line]:
+    rows = []
+    for pair in range(1, wish.pairs + 1):
+        tell(f"{hot:,} keys get tuples, pair {pair} of {wish.pairs}")
+        rows.append({"hot_keys": hot, "pair": str(pair), **_pair(wish, ours, bare, first=pair % 2 == 1)})
+    medians = {name: median([row[name] for row in rows]) for name in rows[0] if name not in LABELS}
+    last = {"hot_keys": hot, "pair": "median", **medians, "faults": sum(row["faults"] for row in rows)}
+    return [*rows, last]
 
 
 def _pair(wish: Wish, ours: Side, bare: Side, *, first: bool) -> Line:

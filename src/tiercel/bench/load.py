@@ -75,6 +75,7 @@ class Load:
         self.connected = False
         self.closed_loop_max = 0  # tuples under way at most; 0: no closed loop
         self.frame_rows = 500
+        self.in_use = keys  # the first so many get tuples
         self._output = output
         self._seq = 0
         self._next_key = 0
@@ -92,6 +93,10 @@ class Load:
         self._probes = probes
         self._tick = 0
         self._next_tick_ns = monotonic_ns() + TICK_NS
+
+    def focus(self, keys: int) -> None:
+        """From now on only the first keys get tuples."""
+        self.in_use, self._next_key = min(keys, len(self.keys)), 0
 
     def stop(self) -> None:
         self._next_tick_ns = self.closed_loop_max = 0
@@ -156,7 +161,7 @@ class Load:
 
     def _take(self, count: int) -> list[int]:
         """The next sensors; a stride that is prime to their number visits all, in no simple order."""
-        total, at = len(self.keys), self._next_key
+        total, at = self.in_use, self._next_key
         self._next_key = (at + 389 * count) % total
         return [(at + 389 * i) % total for i in range(count)]
 

@@ -83,6 +83,10 @@ class Loader(Worker):
     def closed_loop(self, seconds: float, warm_s: float, under_way: int) -> Answer:
         return self.ask("closed", seconds=seconds, warm_s=warm_s, under_way=under_way)
 
+    def focus(self, keys: int) -> None:
+        """From now on only so many keys get tuples."""
+        self.ask("focus", keys=keys)
+
     def start(self, rate: int, probes: Sequence[int]) -> None:
         self.ask("start", rate=rate, probes=list(probes))
 
@@ -125,6 +129,9 @@ class Serving:
                 load.stop()
                 await until_quiet(load)
                 return {"events_per_s": round(rate), **self._faults()}
+            case {"do": "focus", "keys": keys}:
+                load.focus(keys)
+                return {}
             case {"do": "start", "rate": rate, "probes": probes}:
                 load.record = Record()
                 load.start_open_loop(rate, probes)

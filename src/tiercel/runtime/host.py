@@ -341,10 +341,10 @@ class Host:
                 case ReadLog():
                     found = self._needed_store().read_log(effect.inbox, effect.after, effect.limit)
                     self.take(LogRead(effect.inbox, effect.reader, found))
-                case LoadCheckpoint(inherited=None):
-                    self.take(CheckpointLoaded(self._items()))
+                case LoadCheckpoint(inherited=Inheritance() as inherited):
+                    self._inherit(inherited)
                 case LoadCheckpoint():
-                    self._inherit(effect.inherited)
+                    self.take(CheckpointLoaded(self._items()))
                 case Note():
                     self.story.append(effect.text)
                     log.info("%s: %s", self.name, effect.text)
