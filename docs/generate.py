@@ -79,6 +79,7 @@ WAYS: dict[str, Way] = {
     "WatermarkReport": ("router -> every router", WHEN_DURABLE),
     # moves
     "Retirement": ("controller -> router", NOW),
+    "Succession": ("controller -> router", WHEN_DURABLE),
     "RetirementReply": ("router -> controller", WHEN_DURABLE),
     "MoveRequest": ("controller -> source's router", WHEN_DURABLE),
     "MoveStatus": ("source's router -> controller", "when durable; a refusal at once"),

@@ -43,7 +43,26 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "idle": ("tiercel bench idle --json", [*TIERCEL, "bench", "idle", "--json"]),
+    "recover": (
+        "tiercel bench recover --what worker --json",
+        [*TIERCEL, "bench", "recover", "--what", "worker", "--json"],
+    ),
+    "deaths": (
+        "tiercel bench recover --what executor,application --sizes 50 --instances 1 --json",
+        [
+            *(*TIERCEL, "bench", "recover", "--what", "executor,application", "--sizes", "50"),
+            *("--instances", "1", "--json"),
+        ],
+    ),
+    "sweep": (
+        "tiercel bench recover --sweep --sizes 1 --rate 10000 --json",
+        [*TIERCEL, "bench", "recover", "--sweep", "--sizes", "1", "--rate", "10000", "--json"],
+    ),
+    "checkpoint": ("tiercel bench checkpoint --json", [*TIERCEL, "bench", "checkpoint", "--json"]),
 }
+RECOVERED = (
+    "size_mb what local_disk instances tiercel_s spark_s ratio tiercel_normal_s spark_normal_s normal_ratio"
+)
 BENCHES = {  # the columns of their rows that are shown; the kept file has all of them
     "throughput": (
         "processor form durability tiercel_events_per_s spark_events_per_s ratio spark_events_per_s_below_2s "
@@ -55,6 +74,12 @@ BENCHES = {  # the columns of their rows that are shown; the kept file has all o
         "duration_ms bytes_moved lost doubled reordered"
     ),
     "idle": "",
+    "recover": RECOVERED,
+    "deaths": RECOVERED,
+    "sweep": "how checkpoint_s replayed_s first_output_s normal_s steady_p99_ms",
+    "checkpoint": (
+        "hot_keys pair events_per_s without_events_per_s ratio p50_ms without_p50_ms p99_ms without_p99_ms"
+    ),
 }
 LINES_SHOWN = {"mutants": 1, "test": 1, "points": 1, "seeds": 1}  # the last ones; the others are shown whole
 
@@ -206,6 +231,16 @@ def draw_results() -> None:
     figure.savefig(KEPT / "results.png", dpi=130)
 
 
+def draw_sweep() -> None:
+    """Recovery by checkpoint interval, by replay alone, and from the source."""
+    rows = kept_rows("sweep")
+    if rows:
+        sys.path.insert(0, str(ROOT / "src"))
+        from tiercel.bench import recover_sweep
+
+        recover_sweep.draw(rows, KEPT / "recover-sweep.png")
+
+
 def draw() -> None:
     """Stoppage by strategy in the large scenario, from the kept result."""
     path = KEPT / "large.txt"
@@ -251,6 +286,7 @@ def main() -> None:
     if "--fill" in sys.argv:
         draw()
         draw_results()
+        draw_sweep()
         readme.write_text(filled(readme.read_text(encoding="utf-8")), encoding="utf-8")
 
 

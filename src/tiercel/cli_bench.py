@@ -1,4 +1,4 @@
-"""`tiercel bench`: throughput, latency, reconfigure, idle, recover, memory.
+"""`tiercel bench`: throughput, latency, reconfigure, idle, recover, checkpoint, memory.
 
 Responsible for: checking what was asked for, progress on stderr, results on stdout and in files.
 Not responsible for: measuring (bench/), and what the figures mean (docs/benchmarks.md).
@@ -33,6 +33,7 @@ bench = typer.Typer(
 DURABILITIES = ("os", "disk", "replica")
 PROCESSORS = ("key-count", "running-average")
 FORMS = ("processor", "fold")
+INTERVALS_S = (1, 5, 10, 30)
 DEATHS = ("worker", "executor", "application")
 FAULTS = ("faults", "lost", "doubled", "reordered", "wrong_state")
 
@@ -189,6 +190,10 @@ def recover(
     read_mb_s: Annotated[
         float, typer.Option(help="MB a second that each reader gets out of the backup; 0: no limit.")
     ] = 50.0,
+    sweep: Annotated[
+        bool,
+        typer.Option(help="Instead: checkpoint intervals, replay alone, and the source, with a picture."),
+    ] = False,
     spark: Annotated[bool, typer.Option(help="Kill and restart Spark's own query beside it.")] = True,
     seed: Seed = 1,
     as_json: AsJson = False,
@@ -206,6 +211,9 @@ def recover(
     _check("--read-mb-s", read_mb_s, 0, 100_000)
     from tiercel.bench import recover as bench_recover
 
+    if sweep:
+        _sweep(wanted[0], rate, as_json, out)
+        return
     wish = bench_recover.Wish(wanted, chosen, several, disks, rate, read_mb_s, spark, seed)
     with _measuring("recover", as_json, out, seed) as run:
         run.settings = {k: v for k, v in vars(wish).items() if k != "seed"}
@@ -240,6 +248,49 @@ def memory(
     with _measuring("memory", as_json, out, None) as run:
         run.settings = {**vars(wish), "keys": wish.keys, "memory_bytes_max": wish.limit_bytes}
         run.rows, run.more["repeats"] = bench_memory.measure(wish, run.tell)
+
+
+def _sweep(size_mb: int, rate: int, as_json: bool, out: Path | None) -> None:
+    from tiercel.bench import recover_sweep
+
+    with _measuring("recover-sweep", as_json, out, None) as run:
+        run.settings = {"size_mb": size_mb, "rate": rate, "intervals_s": INTERVALS_S}
+        run.rows = recover_sweep.measure(INTERVALS_S, size_mb, rate, run.tell)
+    if out is not None:
+        picture = out / "recover-sweep.png"
+        recover_sweep.draw(run.rows, picture)
+        errors.print(f"{picture}", markup=False, highlight=False)
+
+
+@bench.command()
+def checkpoint(
+    size: Annotated[int, typer.Option(help="MB of state.")] = 100,
+    state_bytes: Annotated[int, typer.Option(help="State of each key.")] = 10_000,
+    every: Annotated[float, typer.Option(help="Seconds between two checkpoints.")] = 1.0,
+    rate: Annotated[int, typer.Option(help="Tuples a second while latency is measured.")] = 5_000,
+    hot: Annotated[str, typer.Option(help="How many keys get tuples, comma-separated.")] = "1000,10000",
+    pairs: Annotated[int, typer.Option(help="With and without, one after the other.")] = 5,
+    seconds: Annotated[float, typer.Option(help="Of each half of a pair, twice.")] = 5.0,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """What checkpoints cost: throughput and latency with them and without, in turn.
+
+    Example: tiercel bench checkpoint --size 10 --pairs 1 --seconds 3
+    """
+    _check("--size", size, 1, 10_000)
+    _check("--state-bytes", state_bytes, 1, 10_000_000)
+    busy = _numbers("--hot", hot, 1, 10_000_000)
+    _check("--every", every, 0.01, 3_600)
+    _check("--rate", rate, 1, 1_000_000)
+    _check("--pairs", pairs, 1, 1_000)
+    _check("--seconds", seconds, 0.5, 3_600)
+    from tiercel.bench import checkpoint as bench_checkpoint
+
+    wish = bench_checkpoint.Wish(size, state_bytes, every, rate, busy, pairs, seconds)
+    with _measuring("checkpoint", as_json, out, None) as run:
+        run.settings = dict(vars(wish))
+        run.rows = bench_checkpoint.measure(wish, run.tell)
 
 
 # -- around every measurement ------------------------------------------------------------------

@@ -76,6 +76,7 @@ class Load:
         self.closed_loop_max = 0  # tuples under way at most; 0: no closed loop
         self.frame_rows = 500
         self.favoured = 0  # the first so many keys get nine of ten tuples; 0: all get as many
+        self.in_use = keys  # the first so many get tuples
         self._output = output
         self._seq = 0
         self._next_key = 0
@@ -93,6 +94,10 @@ class Load:
         self._probes = probes
         self._tick = 0
         self._next_tick_ns = monotonic_ns() + TICK_NS
+
+    def focus(self, keys: int) -> None:
+        """From now on only the first keys get tuples."""
+        self.in_use, self._next_key = min(keys, len(self.keys)), 0
 
     def stop(self) -> None:
         self._next_tick_ns = self.closed_loop_max = 0
@@ -157,7 +162,7 @@ class Load:
 
     def _take(self, count: int) -> list[int]:
         """The next sensors; a stride that is prime to their number visits all, in no simple order."""
-        total, at = len(self.keys), self._next_key
+        total, at = self.in_use, self._next_key
         if self.favoured:
             self._next_key += count
             return [

@@ -28,7 +28,8 @@ from tiercel.bench.report import percentile
 from tiercel.bench.ticks import Ticks
 from tiercel.bench.worker import Answer, Worker, serve
 from tiercel.core.events import TimerFired
-from tiercel.runtime.host import Host, tame_collector
+from tiercel.runtime.host import Host
+from tiercel.runtime.pace import tame_collector
 from tiercel.runtime.place import Place
 
 WAIT_S_MAX = 60.0
@@ -91,6 +92,10 @@ class Loader(Worker):
         """From now on the first so many keys get nine of ten tuples; 0: all get as many."""
         self.ask("favour", keys=keys)
 
+    def focus(self, keys: int) -> None:
+        """From now on only so many keys get tuples."""
+        self.ask("focus", keys=keys)
+
     def start(self, rate: int, probes: Sequence[int]) -> None:
         self.ask("start", rate=rate, probes=list(probes))
 
@@ -144,6 +149,9 @@ class Serving:
                 return self._faults()
             case {"do": "favour", "keys": keys}:
                 load.favoured = keys
+                return {}
+            case {"do": "focus", "keys": keys}:
+                load.focus(keys)
                 return {}
             case {"do": "start", "rate": rate, "probes": probes}:
                 load.record = Record()

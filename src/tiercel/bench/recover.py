@@ -73,6 +73,7 @@ class Load:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._failure: BaseException | None = None
+        self._instead: System | None = None
 
     def fill(self) -> None:
         """Each key once, so that all of the state exists."""
@@ -87,6 +88,10 @@ class Load:
 
     def start(self) -> None:
         self._thread.start()
+
+    def begin_again(self, system: System) -> None:
+        """Feed another system, from the first row on; what is due later follows when it is due."""
+        self._instead = system
 
     def stop(self) -> None:
         self._ending.set()
@@ -107,13 +112,22 @@ class Load:
 
     def _run(self) -> None:
         try:
-            begun_ns, sent = monotonic_ns(), 0
+            begun_ns, sent, behind = monotonic_ns(), 0, False
             while not self._ending.is_set():
-                time.sleep(TICK_S)
+                if not behind:
+                    time.sleep(TICK_S)
+                if self._instead is not None:
+                    self._system, self._instead = self._instead, None
+                    self._sent, self._next, sent = [0] * self._keys, 0, 0
+                    self._system.send(self._take(self._keys, 0))
                 rows: list[Reading] = []
-                while (due_ns := begun_ns + sent * 1_000_000_000 // self._rate) <= monotonic_ns():
+                while (
+                    len(rows) < FILL_ROWS
+                    and (due_ns := begun_ns + sent * 1_000_000_000 // self._rate) <= monotonic_ns()
+                ):
                     rows += self._take(1, due_ns)
                     sent += 1
+                behind = len(rows) == FILL_ROWS
                 self._system.send(rows)
         except BaseException as failure:
             self._failure = failure
@@ -174,6 +188,11 @@ def death(system: System, load: Load, kill: Callable[[], int]) -> Line:
     if not steady.p99_ms > 0:
         what = f"nothing came out of {system.kind} in {STEADY_S:g} s of steady load"
         raise UserError(what, hint="a lower --rate, or a machine that is less busy")
+    return until_normal(system, load, killed_ns, steady)
+
+
+def until_normal(system: System, load: Load, killed_ns: int, steady: Steady) -> Line:
+    """What the death did, once it is over."""
     give_up = time.monotonic() + NORMAL_S_MAX
     back: float | None = None
     while back is None and time.monotonic() < give_up:
@@ -232,21 +251,31 @@ def _ratio(spark_s: float | None, tiercel_s: float | None) -> float | None:
 
 
 @contextlib.contextmanager
-def running(kind: type[System], size_mb: int, rate: int, **facts: Any) -> Iterator[tuple[System, Load]]:
-    """An application with its state, warm and under load."""
+def started(kind: type[System], **facts: Any) -> Iterator[System]:
+    """An application that waits for rows, in a directory that is gone afterwards."""
     directory = Path(tempfile.mkdtemp(prefix=f"tiercel-recover-{kind.kind}-"))
     try:
-        with contextlib.ExitStack() as ending:
-            system = kind(Setup(str(directory), STATE_BYTES, **facts))
-            ending.callback(system.close)
-            load = Load(system, max(1, size_mb * MB // STATE_BYTES), rate)
-            load.fill()
-            load.start()
-            ending.callback(load.stop)
-            warm_up(system)
-            yield system, load
+        system = kind(Setup(str(directory), STATE_BYTES, **facts))
+        try:
+            yield system
+        finally:
+            system.close()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running(kind: type[System], size_mb: int, rate: int, **facts: Any) -> Iterator[tuple[System, Load]]:
+    """An application with its state, warm and under load."""
+    with started(kind, **facts) as system:
+        load = Load(system, max(1, size_mb * MB // STATE_BYTES), rate)
+        load.fill()
+        load.start()
+        try:
+            warm_up(system)
+            yield system, load
+        finally:
+            load.stop()
 
 
 def warm_up(system: System) -> None:

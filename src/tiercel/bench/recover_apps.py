@@ -48,10 +48,10 @@ class Setup(msgspec.Struct, frozen=True):
         return Path(self.directory)
 
 
-def session(name: str, setup: Setup, slots: int) -> Any:
+def session(name: str, setup: Setup, slots: int, attempts: int = 4) -> Any:
     """On this machine's cores, or with two executors."""
     if not setup.cluster:
-        return open_session(name, slots=slots)
+        return open_session(name, slots=slots, attempts=attempts)
     settings = {"spark.executor.memory": "512m"}
     return open_session(name, master=f"local-cluster[2,{slots},1024]", config=settings)
 
@@ -86,7 +86,7 @@ class Query:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._spark = spark = session("spark-recover", setup, os.cpu_count() or 1)
+        self._spark = spark = session("spark-recover", setup, os.cpu_count() or 1, attempts=1)
         spark.conf.set("spark.sql.shuffle.partitions", str(os.cpu_count() or 1))
         spark.conf.set(CHANGELOG, "true")
         self._outputs = setup.place / "outputs"

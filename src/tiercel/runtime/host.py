@@ -18,7 +18,6 @@ the instances work while the router writes.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import time
@@ -55,6 +54,7 @@ from tiercel.core.messages import Message
 from tiercel.core.records import Inheritance
 from tiercel.runtime.link import HandshakeFailed
 from tiercel.runtime.metrics import Meter
+from tiercel.runtime.pace import tame_collector, wall_clock
 from tiercel.runtime.peers import LOOK_S, Peers
 from tiercel.runtime.registry import Address, Registry
 from tiercel.runtime.replication import Fenced, Replication
@@ -82,23 +82,6 @@ OnEvents = Callable[[deque[Event], float], Sequence[Effect]]
 
 class MissingStore(AssertionError):
     """A machine wants to write or read, but its host was given no store."""
-
-
-def wall_clock() -> Callable[[], float]:
-    """Milliseconds since 1970 that never run backwards while this process lives."""
-    offset_ms = time.time() * 1e3 - time.monotonic() * 1e3
-    return lambda: offset_ms + time.monotonic() * 1e3
-
-
-def tame_collector() -> None:
-    """Young garbage is collected now and then, old garbage hardly ever.
-
-    Full collections stopped a router for up to 0.8 s and were 40 % of its time (1 M tuples under load).
-    Small steps keep a young one far below a millisecond; what survives a few of them is left alone.
-    """
-    gc.collect()
-    gc.freeze()  # what is here now stays: no collection needs to look at it
-    gc.set_threshold(2_000, 4, 1_000_000)
 
 
 class Host:
@@ -390,11 +373,10 @@ class Host:
                 case ReadLog():
                     found = self._needed_store().read_log(effect.inbox, effect.after, effect.limit)
                     self.take(LogRead(effect.inbox, effect.reader, found))
+                case LoadCheckpoint(inherited=Inheritance() as inherited):
+                    self._inheriting = self._loop.create_task(self._inherit(inherited))
                 case LoadCheckpoint():
-                    if effect.inherited is None:
-                        self.take(self._loaded(effect.values))
-                    else:
-                        self._inherit(effect.inherited)
+                    self.take(self._loaded(effect.values))
                 case Note():
                     self.story.append(effect.text)
                     log.info("%s: %s", self.name, effect.text)
@@ -442,20 +424,15 @@ class Host:
         store.commit()
         return CheckpointLoaded(store.items(values=values), store)
 
-    def _inherit(self, inherited: Inheritance) -> None:
+    async def _inherit(self, inherited: Inheritance) -> None:
         """In a thread: it may come from far away, and our peers must not think that we are dead."""
-        if self._load_share is None:
-            raise MissingStore(self.name)
-        loading = self._loop.run_in_executor(None, self._load_share, inherited)
-        loading.add_done_callback(self._on_inherited)
-
-    def _on_inherited(self, done: asyncio.Future[dict[StorageKey, Any]]) -> None:
-        if self._ended.done():
-            return
-        if (error := done.exception()) is not None:
-            self._ended.set_exception(error)
-        else:
-            self.take(CheckpointLoaded(done.result(), self._needed_store()))
+        assert self._load_share is not None, "only instances inherit"
+        try:
+            found = await self._loop.run_in_executor(None, self._load_share, inherited)
+            self.take(CheckpointLoaded(found, self._needed_store()))
+        except Exception as error:
+            if not self._ended.done():
+                self._ended.set_exception(error)
 
     def _set_timer(self, name: str, at_ms: float) -> None:
         planned = self._timers.pop(name, None)

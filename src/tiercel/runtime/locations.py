@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from tiercel.errors import UserError
 
 
@@ -26,6 +24,8 @@ class Location:
     """
 
     def __init__(self, url: str, read_mb_s: float = 0.0) -> None:
+        import fsspec  # late: a tenth of what a task imports before it runs, and most have no backup
+
         self.url = url.rstrip("/") or url
         self._read_mb_s = read_mb_s
         try:

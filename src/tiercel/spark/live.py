@@ -298,6 +298,7 @@ class Live:
                 raise could_not_start(name, self._hosting.failures[name])
             self._console.refresh()
             missing -= self._console.running()
+            missing &= set(self.place.wanted())  # the controller may have let one go meanwhile
             if missing:
                 time.sleep(0.02)
         if missing:

@@ -1,0 +1,114 @@
+"""`tiercel bench checkpoint`: what checkpoints cost, at full speed and in latency.
+
+Responsible for: interleaved pairs of a deployment with checkpoints and one without, medians of ratios.
+Not responsible for: checkpoints (core/checkpoints.py), the load (loader.py).
+
+Both deployments have the same state and run all the time; they take turns, the first of a pair in turn
+too. What a checkpoint costs depends on how much of the state has changed since the last one: so it is
+measured with tuples for a few keys, and with tuples for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tiercel.bench.deployed import SLOTS, loaded
+from tiercel.bench.idle import UNDER_WAY_MAX
+from tiercel.bench.loader import Loader
+from tiercel.bench.processors import HeavyAverage
+from tiercel.bench.report import Line, median, process_cpu_s
+from tiercel.core.settings import Settings
+from tiercel.spark.live import Live
+from tiercel.spark.session import open_session
+
+Tell = Callable[[str], None]
+Side = tuple[Live, Loader]
+
+MB = 1_000_000
+NEVER_MS = 1e9
+WARM_S = 1.0
+LABELS = ("hot_keys", "pair")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to measure."""
+
+    size_mb: int
+    state_bytes: int  # of each key
+    every_s: float
+    rate: int  # tuples a second while latency is measured
+    hot: Sequence[int]  # keys that get tuples
+    pairs: int
+    seconds: float  # of each half of a pair, for throughput and for latency
+
+    @property
+    def keys(self) -> int:
+        return max(1, self.size_mb * MB // self.state_bytes)
+
+
+def measure(wish: Wish, tell: Tell) -> list[Line]:
+    """A row for each pair, then the medians."""
+    spark = open_session("tiercel-bench", slots=SLOTS)
+    processor = HeavyAverage(wish.state_bytes)
+    with_them, without = Settings(checkpoint_ms=wish.every_s * 1e3), Settings(checkpoint_ms=NEVER_MS)
+    rows: list[Line] = []
+    try:
+        tell("starting both deployments")
+        with (
+            loaded(spark, wish.keys, processor=processor, settings=with_them) as ours,
+            loaded(spark, wish.keys, processor=processor, settings=without) as bare,
+        ):
+            for _, loader in (ours, bare):  # every key gets its state
+                loader.closed_loop(max(wish.seconds, wish.keys / 10_000), WARM_S, UNDER_WAY_MAX)
+            for hot in wish.hot:
+                for _, loader in (ours, bare):
+                    loader.focus(hot)
+                rows += _pairs(wish, ours, bare, min(hot, wish.keys), tell)
+    finally:
+        spark.stop()
+    return rows
+
+
+def _pairs(wish: Wish, ours: Side, bare: Side, hot: int, tell: Tell) -> list[Line]:
+    rows = []
+    for pair in range(1, wish.pairs + 1):
+        tell(f"{hot:,} keys get tuples, pair {pair} of {wish.pairs}")
+        rows.append({"hot_keys": hot, "pair": str(pair), **_pair(wish, ours, bare, first=pair % 2 == 1)})
+    medians = {name: median([row[name] for row in rows]) for name in rows[0] if name not in LABELS}
+    last = {"hot_keys": hot, "pair": "median", **medians, "faults": sum(row["faults"] for row in rows)}
+    return [*rows, last]
+
+
+def _pair(wish: Wish, ours: Side, bare: Side, *, first: bool) -> Line:
+    found = {id(side): _side(wish, *side) for side in ((ours, bare) if first else (bare, ours))}
+    with_them, without = found[id(ours)], found[id(bare)]
+    return {
+        "events_per_s": with_them["events_per_s"],
+        "without_events_per_s": without["events_per_s"],
+        "ratio": round(with_them["events_per_s"] / without["events_per_s"], 4),
+        "p50_ms": with_them["p50_ms"],
+        "without_p50_ms": without["p50_ms"],
+        "p99_ms": with_them["p99_ms"],
+        "without_p99_ms": without["p99_ms"],
+        "cpu_us": with_them["cpu_us"],
+        "without_cpu_us": without["cpu_us"],
+        "faults": with_them["faults"] + without["faults"],
+    }
+
+
+def _side(wish: Wish, live: Live, loader: Loader) -> Line:
+    """Full speed, then latency; besides, the CPU of the instances for a tuple at full speed."""
+    instances = {p.name: p.pid for p in live.status().processes if p.kind == "instance"}
+    before = sum(process_cpu_s(instances).values())
+    fast = loader.closed_loop(wish.seconds, WARM_S, UNDER_WAY_MAX)
+    used = sum(process_cpu_s(instances).values()) - before
+    calm = loader.open_loop(wish.rate, wish.seconds, WARM_S)
+    return {
+        "events_per_s": fast["events_per_s"],
+        "cpu_us": round(used / (fast["events_per_s"] * (wish.seconds + WARM_S)) * 1e6, 3),
+        "p50_ms": calm["p50_ms"],
+        "p99_ms": calm["p99_ms"],
+        "faults": fast["fault_count"] + calm["fault_count"],
+    }
