@@ -28,7 +28,8 @@ from tiercel.bench.report import percentile
 from tiercel.bench.ticks import Ticks
 from tiercel.bench.worker import Answer, Worker, serve
 from tiercel.core.events import TimerFired
-from tiercel.runtime.host import Host, tame_collector
+from tiercel.runtime.host import Host
+from tiercel.runtime.machine import tame_collector
 from tiercel.runtime.place import Place
 
 WAIT_S_MAX = 60.0

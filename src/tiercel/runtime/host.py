@@ -18,14 +18,13 @@ the instances work while the router writes.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 from tiercel.core.effects import (
     Effect,
@@ -53,6 +52,7 @@ from tiercel.core.events import (
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
 from tiercel.runtime.link import HandshakeFailed
+from tiercel.runtime.machine import Machine, MissingStore, OnEvents, tame_collector, wall_clock
 from tiercel.runtime.metrics import Meter
 from tiercel.runtime.peers import LOOK_S, Peers
 from tiercel.runtime.registry import Address, Registry
@@ -67,36 +67,6 @@ log = logging.getLogger(__name__)
 TURN_MS_MAX = 2.0  # then what is ready leaves, even if more has come: latency under load
 LINGER_S = 0.002  # what nobody waits for may wait for company: a write is what costs most
 STORY_MAX = 200  # notes kept for the report of a failure
-
-
-class Machine(Protocol):
-    """What a host drives. With `on_events` as well, it takes several in one step, as many as it sees fit."""
-
-    def on_event(self, event: Event, now_ms: float) -> Sequence[Effect]: ...
-
-
-OnEvents = Callable[[deque[Event], float], Sequence[Effect]]
-
-
-class MissingStore(AssertionError):
-    """A machine wants to write or read, but its host was given no store."""
-
-
-def wall_clock() -> Callable[[], float]:
-    """Milliseconds since 1970 that never run backwards while this process lives."""
-    offset_ms = time.time() * 1e3 - time.monotonic() * 1e3
-    return lambda: offset_ms + time.monotonic() * 1e3
-
-
-def tame_collector() -> None:
-    """Young garbage is collected now and then, old garbage hardly ever.
-
-    Full collections stopped a router for up to 0.8 s and were 40 % of its time (1 M tuples under load).
-    Small steps keep a young one far below a millisecond; what survives a few of them is left alone.
-    """
-    gc.collect()
-    gc.freeze()  # what is here now stays: no collection needs to look at it
-    gc.set_threshold(2_000, 4, 1_000_000)
 
 
 class Host:
@@ -174,7 +144,7 @@ class Host:
         looking: asyncio.Task[None] | None = None
         try:
             if self._replication is not None:
-                self._replication.start(self._say_at_once, self._drop, self._vouch)
+                self._replication.start(self._say_at_once, self._drop, self._vouch, self._give_way)
             if self._backup is not None:
                 self._backup.start(lambda seq: loop.call_soon_threadsafe(self._on_shipped, seq))
             if self._listens:
@@ -213,7 +183,7 @@ class Host:
             await asyncio.sleep(LOOK_S)
             latest = self._registry.find(self.name)
             if latest is not None and latest.life > self._life:
-                self._give_way(f"life {self._life} of {self.name} ends: life {latest.life} has begun")
+                self._give_way(latest.life)
             if self._replication is not None:
                 self._replication.choose()
             if self._registry.checkpoint_asked(self.name):
@@ -222,11 +192,10 @@ class Host:
                 self._meter.tick(self.busy_s)
         self.end("dismissed")
 
-    def _give_way(self, reason: str) -> None:
+    def _give_way(self, latest: int) -> None:
         """We were believed dead, and another life has begun: ours ends, whatever it was about to do."""
-        log.warning("%s", reason)
         if not self._ended.done():
-            self._ended.set_exception(Fenced(reason))
+            self._ended.set_exception(Fenced.by(self.name, self._life, latest))
 
     # -- what our peers do ---------------------------------------------------------------------
 
@@ -251,10 +220,7 @@ class Host:
 
     def peer_said(self, peer: str, messages: list[Message]) -> None:
         if self._replication is not None and self._replication.concerns(peer):
-            try:
-                self._replication.take(peer, messages)
-            except Fenced as fenced:
-                self._give_way(str(fenced))
+            self._replication.take(peer, messages)
             return
         self._waiting.extend([Received(peer, message) for message in messages])
         self._plan()

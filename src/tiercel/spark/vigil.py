@@ -94,10 +94,13 @@ class Vigil:
 
 
 def together(place: Place, names: list[str]) -> list[str]:
-    """Replicas on an executor that has an earlier one of the same site: nobody there has a copy elsewhere."""
+    """Replicas on an executor that has another of the same site: nobody there has a copy elsewhere.
+
+    Of two the younger one is named: the other may hold the only copies that an executor, now lost, has left.
+    """
     taken: set[tuple[str, str]] = set()
     found = []
-    for name in sorted(filter(is_replica, names)):
+    for name in sorted(filter(is_replica, names), key=place.registry.since):
         address = place.registry.find(name)
         if address is not None:
             where = (site_of_replica(name), address.executor)
