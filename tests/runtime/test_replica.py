@@ -226,7 +226,7 @@ def test_with_both_copies_gone_it_says_so_and_does_not_begin_anew(
         deployment.lose(REPLICA)
         monkeypatch.setattr(fetching, "ANSWER_S_MAX", 0.5)
         deployment.place.registry.withdraw(REPLICA)
-        with pytest.raises(UserError, match=f"{REPLICA} did not answer"):
+        with pytest.raises(UserError, match=f"{REPLICA} does not answer"):
             router_host(deployment.place, deployment.executors[SITE])
 
 
@@ -448,6 +448,18 @@ def test_lives_are_claimed_once_and_know_whether_another_place_comes_between(tmp
     assert lives.claim(3, "a") == (5, True)
     assert lives.claim(9, "a") == (10, False)
     assert lives.last() == 10
+
+
+def test_the_replica_that_follows_counts_not_one_with_an_older_copy(tmp_path: Path) -> None:
+    lives = Lives(tmp_path, SITE)
+    assert lives.holder() == ""
+    lives.claim(0)
+    lives.note_held(1, "replica 1 of cloud")
+    lives.note_held(2, "replica 2 of cloud")
+    lives.note_held(1, "replica 1 of cloud")  # believed dead, and wakes up
+    assert lives.holder() == "replica 2 of cloud"
+    lives.forget_held()
+    assert lives.holder() == ""
 
 
 def test_local_disks_need_a_backup_or_replicas(tmp_path: Path) -> None:

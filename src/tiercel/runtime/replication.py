@@ -104,7 +104,6 @@ class Replication:
         self._sent = 0  # the last batch that was sent
         self._parts: Iterator[tuple[CopiedPairs, bool]] = iter(())  # of everything, still to be sent
         self._through = 0  # the last batch in them
-        self._held = lives.held
         self._quiet_until = time.monotonic() + LOUD_S
         self._send: Callable[[str, m.Message], object] = lambda to, message: None
         self._leave: Callable[[str], object] = lambda peer: None
@@ -224,10 +223,13 @@ class Replication:
     def _follow(self, through: int) -> None:
         """The replica holds everything through this batch."""
         if self.phase is not Phase.FOLLOWING:
+            # first say who holds our copy, then look for a later life: that one does it the other way round,
+            # so either it asks this replica, or we learn of it before we have told anyone anything
+            self._lives.note_held(self._store.life, self.peer)
+            if (latest := self._lives.last()) > self._store.life:
+                self._on_fenced(latest)
+                return
             self.phase = Phase.FOLLOWING
-            if not self._held:
-                self._lives.note_held()  # before anyone is told anything that rests on it
-                self._held = True
         while self._kept and self._kept[0].number <= through:
             self.safe = self._kept.popleft().seq
         self._on_safe()
