@@ -21,7 +21,8 @@ from tiercel.bench.steady import Traffic, declare
 from tiercel.core.settings import Settings
 from tiercel.spark.live import Live
 
-SLOTS = 4  # per executor
+SLOTS = 6  # per executor
+CONFIG = {"spark.decommission.enabled": "false"}  # what is killed is not replaced under another name
 
 
 def lose(live: Live, name: str, disks: Path) -> list[str]:
@@ -39,10 +40,10 @@ def lose(live: Live, name: str, disks: Path) -> list[str]:
 
 
 def main(directory: Path) -> None:
-    spark = tiercel.session("lost-executor", master=f"local-cluster[2,{SLOTS},1024]")
+    spark = tiercel.session("lost-executor", master=f"local-cluster[2,{SLOTS},1024]", config=CONFIG)
     work = spark_home() / "work" / spark.sparkContext.applicationId
     disks = directory / "disks"
-    settings = Settings(suspect_ms=20_000)
+    settings = Settings(suspect_ms=60_000)
     try:
         with tiercel.start(
             spark,

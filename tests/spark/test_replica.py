@@ -20,10 +20,12 @@ from tiercel.bench.averages import INPUT, INPUT_SCHEMA
 from tiercel.bench.outages import check_ours
 from tiercel.bench.steady import OPERATOR, Traffic, declare
 from tiercel.core.settings import Settings
+from tiercel.runtime.place import Place
+from tiercel.runtime.registry import Address
 from tiercel.runtime.storing import directory_of
 from tiercel.spark.live import Live
 from tiercel.spark.status import ProcessStatus
-from tiercel.spark.vigil import Silence
+from tiercel.spark.vigil import Silence, together
 
 INSTANCES = [f"{OPERATOR}@cloud#1", f"{OPERATOR}@cloud#2"]
 REPLICA = "replica 1 of cloud"
@@ -196,6 +198,15 @@ def test_an_executor_is_killed_and_its_disk_deleted_and_nothing_is_lost_or_doubl
     assert report["rounds"] > 60
     for lost in report["lost"]:
         assert len(lost) >= 2  # a router or a replica, and others
+
+
+def test_of_two_replicas_on_one_executor_the_younger_one_moves(tmp_path: Path) -> None:
+    """The older one moved: it held the only copies of an executor that had just been lost."""
+    place = Place(tmp_path)
+    for name in ("replica 2 of cloud", "replica 1 of cloud", "replica 1 of edge", "cloud"):
+        place.registry.publish(Address(name, "127.0.0.1", 1, 1, 1, executor="7"))
+        time.sleep(0.01)
+    assert together(place, place.registry.names()) == ["replica 1 of cloud"]
 
 
 def test_silence_is_counted_between_looks_of_a_driver_that_is_awake() -> None:

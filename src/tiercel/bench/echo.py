@@ -29,7 +29,7 @@ from tiercel.bench.loader import spread, until
 from tiercel.bench.ticks import Ticks
 from tiercel.bench.worker import Answer, Worker, serve
 from tiercel.core import messages as m
-from tiercel.runtime.pace import tame_collector
+from tiercel.runtime.machine import tame_collector
 from tiercel.runtime.wire import encode_frame
 from tiercel.spark.border import encode_key
 

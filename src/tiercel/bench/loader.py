@@ -29,7 +29,7 @@ from tiercel.bench.ticks import Ticks
 from tiercel.bench.worker import Answer, Worker, serve
 from tiercel.core.events import TimerFired
 from tiercel.runtime.host import Host
-from tiercel.runtime.pace import tame_collector
+from tiercel.runtime.machine import tame_collector
 from tiercel.runtime.place import Place
 
 WAIT_S_MAX = 60.0

@@ -25,8 +25,9 @@ import uvloop
 from tiercel.core.effects import Effect
 from tiercel.core.events import Event, TimerFired
 from tiercel.errors import UserError
-from tiercel.runtime.host import Host, Machine
+from tiercel.runtime.host import Host
 from tiercel.runtime.link import HandshakeFailed, Mistrusted
+from tiercel.runtime.machine import Machine
 from tiercel.runtime.place import Place
 
 POKED = TimerFired("poked")  # what a machine is told when its caller wants something

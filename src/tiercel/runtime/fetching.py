@@ -109,8 +109,7 @@ class Fetching:
         give_up = time.monotonic() + ANSWER_S_MAX
         while set(self._replicas) - self._asker.states.keys() and time.monotonic() < give_up:
             if self._asker.latest:
-                reason = f"life {self._life} of {self._process} ends: life {self._asker.latest} has begun"
-                raise Fenced(reason)
+                raise Fenced.by(self._process, self._life, self._asker.latest)
             await asyncio.sleep(LOOK_S)
         return self._asker.states
 

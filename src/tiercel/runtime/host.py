@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 from tiercel.core.effects import (
     Effect,
@@ -53,8 +53,8 @@ from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
 from tiercel.core.records import Inheritance
 from tiercel.runtime.link import HandshakeFailed
+from tiercel.runtime.machine import Machine, MissingStore, OnEvents, tame_collector, wall_clock
 from tiercel.runtime.metrics import Meter
-from tiercel.runtime.pace import tame_collector, wall_clock
 from tiercel.runtime.peers import LOOK_S, Peers
 from tiercel.runtime.registry import Address, Registry
 from tiercel.runtime.replication import Fenced, Replication
@@ -70,18 +70,7 @@ LINGER_S = 0.002  # what nobody waits for may wait for company: a write is what 
 STORY_MAX = 200  # notes kept for the report of a failure
 
 
-class Machine(Protocol):
-    """What a host drives. With `on_events` as well, it takes several in one step, as many as it sees fit."""
-
-    def on_event(self, event: Event, now_ms: float) -> Sequence[Effect]: ...
-
-
 LoadShare = Callable[[Inheritance], dict[StorageKey, Any]]
-OnEvents = Callable[[deque[Event], float], Sequence[Effect]]
-
-
-class MissingStore(AssertionError):
-    """A machine wants to write or read, but its host was given no store."""
 
 
 class Host:
@@ -163,7 +152,7 @@ class Host:
         looking: asyncio.Task[None] | None = None
         try:
             if self._replication is not None:
-                self._replication.start(self._say_at_once, self._drop, self._vouch)
+                self._replication.start(self._say_at_once, self._drop, self._vouch, self._give_way)
             if self._backup is not None:
                 self._backup.start(lambda seq: loop.call_soon_threadsafe(self._on_shipped, seq))
             if self._listens:
@@ -220,11 +209,10 @@ class Host:
             return "orphaned"
         return ""
 
-    def _give_way(self, reason: str) -> None:
+    def _give_way(self, latest: int) -> None:
         """We were believed dead, and another life has begun: ours ends, whatever it was about to do."""
-        log.warning("%s", reason)
         if not self._ended.done():
-            self._ended.set_exception(Fenced(reason))
+            self._ended.set_exception(Fenced.by(self.name, self._life, latest))
 
     # -- what our peers do ---------------------------------------------------------------------
 
@@ -249,10 +237,7 @@ class Host:
 
     def peer_said(self, peer: str, messages: list[Message]) -> None:
         if self._replication is not None and self._replication.concerns(peer):
-            try:
-                self._replication.take(peer, messages)
-            except Fenced as fenced:
-                self._give_way(str(fenced))
+            self._replication.take(peer, messages)
             return
         self._waiting.extend([Received(peer, message) for message in messages])
         self._plan()

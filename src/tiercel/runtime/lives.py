@@ -1,12 +1,12 @@
 """Lives of a process whose own disk is not the only copy: claimed where everyone of a deployment sees them.
 
-Responsible for: a life that nobody else has, wherever a process runs; where earlier lives stored; whether
-    anything was ever promised that a replica must hold.
+Responsible for: a life that nobody else has, wherever a process runs; where earlier lives stored; which
+    replica holds all that was ever promised.
 Not responsible for: lives in a backup (backups.py), refusing earlier ones (keeper.py).
 
     lives/count%40cloud%231/
       00000002       life 2 has begun; in it: where it stores
-      held           a replica has held everything once: from then on something may have been acknowledged
+      held.00000002  the replica that holds everything since life 2; another may have an older copy
 """
 
 from __future__ import annotations
@@ -52,16 +52,26 @@ class Lives:
                 self._place(old).unlink(missing_ok=True)
             return Claim(life, any(self._where(each) != here for each in before if each > after))
 
-    def note_held(self) -> None:
-        (self._directory / "held").touch()
+    def note_held(self, life: int, replica: str) -> None:
+        """From here on something may be acknowledged because this replica holds it."""
+        draft = self._directory / f".held.{os.getpid()}"
+        draft.write_text(replica, encoding="utf-8")
+        draft.replace(self._directory / f"held.{life:08d}")
+        for older in self._held()[:-1]:
+            older.unlink(missing_ok=True)
 
-    @property
-    def held(self) -> bool:
-        return (self._directory / "held").exists()
+    def holder(self) -> str:
+        """The replica that must hold what was acknowledged; empty: nothing ever was."""
+        held = self._held()
+        return held[-1].read_text(encoding="utf-8") if held else ""
 
     def forget_held(self) -> None:
         """It is retired: it has no key, and owes nothing."""
-        (self._directory / "held").unlink(missing_ok=True)
+        for held in self._held():
+            held.unlink(missing_ok=True)
+
+    def _held(self) -> list[Path]:
+        return sorted(self._directory.glob("held.*"))
 
     def _all(self) -> list[int]:
         try:

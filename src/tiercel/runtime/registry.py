@@ -48,6 +48,13 @@ class Registry:
         except FileNotFoundError:
             return None
 
+    def since(self, name: str) -> int:
+        """When it said where it listens, in ns by its machine's clock; 0: it has not."""
+        try:
+            return self._place(name, "address").stat().st_mtime_ns
+        except OSError:
+            return 0
+
     def names(self) -> list[str]:
         """Everyone who has said where they listen, in order."""
         found = self._directory.glob("*.address")

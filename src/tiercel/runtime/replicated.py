@@ -5,10 +5,10 @@ Not responsible for: following from then on (replication.py), storage without re
 
     what lies here is                        then
     of the last life that was claimed        it is opened: whoever wrote it last wrote it here
-    missing, or of an earlier life           every replica is asked, and refuses earlier lives from then on:
-        a replica holds a newer one              it is restored
-        none does                                it is opened; or restored from a backup
-        nothing is left of what was promised     an error says so
+    missing, or of an earlier life           the replica that follows us is asked, and refuses earlier lives:
+        it holds a newer one                     that is restored
+        it holds an older one                    it is opened
+        it holds nothing any more                a backup is restored; without one, an error says so
 """
 
 from __future__ import annotations
@@ -102,20 +102,20 @@ def _restore_if_needed(
     backup: ProcessBackup | None,
     replicas: list[str],
 ) -> None:
-    if not lives.held and found is None and (backup is None or backup.head() is None):
-        return  # nothing was ever promised: it begins
-    with Fetching(place, process, claim.life, replicas) as fetching:
-        states = fetching.states()
-        whole = {name: state for name, state in states.items() if state.through >= 0}
-        newest = max(whole, key=lambda name: _age(whole[name]), default="")
-        if newest and (found is None or _age(whole[newest]) > found):
-            state = whole[newest]
-            set_in_place(directory, fetching.parts(newest), lambda: _age(state))
-            log.warning("%s was restored from %s, through batch %d", process, newest, state.through)
-            return
-    silent = [name for name in replicas if name not in states]
-    if not newest and lives.held and (found is None or claim.elsewhere):
-        _restore_from_backup(manifest, process, directory, backup, silent)
+    holder = lives.holder()
+    state: m.CopyState | None = None
+    if holder in replicas:
+        with Fetching(place, process, claim.life, [holder]) as fetching:
+            state = fetching.states().get(holder)
+            if state is not None and state.through >= 0 and (found is None or _age(state) > found):
+                age = _age(state)
+                set_in_place(directory, fetching.parts(holder), lambda: age)
+                log.warning("%s was restored from %s, through batch %d", process, holder, state.through)
+    held = state is not None and state.through >= 0
+    if holder and not held and (found is None or claim.elsewhere):
+        _restore_from_backup(manifest, process, directory, backup, holder, answered=state is not None)
+    elif not holder and found is None and backup is not None and backup.head() is not None:
+        restore(backup, directory)  # it had no replica when it ran last
 
 
 def _age(state: m.CopyState) -> tuple[int, int]:
@@ -123,12 +123,17 @@ def _age(state: m.CopyState) -> tuple[int, int]:
 
 
 def _restore_from_backup(
-    manifest: Manifest, process: str, directory: Path, backup: ProcessBackup | None, silent: list[str]
+    manifest: Manifest,
+    process: str,
+    directory: Path,
+    backup: ProcessBackup | None,
+    holder: str,
+    *,
+    answered: bool,
 ) -> None:
     if backup is None or backup.head() is None:
-        what = f"both copies of {process} are gone: {directory} has none, and no replica holds one"
-        if silent:
-            what += f" ({', '.join(silent)} did not answer)"
+        says = "holds it no more" if answered else "does not answer"
+        what = f"both copies of {process} are gone: {directory} has none of now, and {holder} {says}"
         raise UserError(
             what,
             expected="one of the two to survive: its disk, or its replica on another executor",
@@ -137,4 +142,6 @@ def _restore_from_backup(
     header = restore(backup, directory)
     strict = manifest.backup is not None and manifest.backup.strict
     if not strict:
-        log.warning("%s: no replica holds it; restored from its backup of %d", process, header.written_ms)
+        log.warning(
+            "%s: its replica holds it no more; restored from its backup of %d", process, header.written_ms
+        )

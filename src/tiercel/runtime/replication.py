@@ -47,6 +47,10 @@ class Phase(enum.Enum):
 class Fenced(Exception):
     """A later life of this process has begun elsewhere: this one is believed dead, and must be."""
 
+    @classmethod
+    def by(cls, process: str, life: int, latest: int) -> Fenced:
+        return cls(f"life {life} of {process} ends: life {latest} has begun")
+
 
 def replica_name(site: str, number: int) -> str:
     return f"replica {number} of {site}"
@@ -100,11 +104,11 @@ class Replication:
         self._sent = 0  # the last batch that was sent
         self._parts: Iterator[tuple[CopiedPairs, bool]] = iter(())  # of everything, still to be sent
         self._through = 0  # the last batch in them
-        self._held = lives.held
         self._quiet_until = time.monotonic() + LOUD_S
         self._send: Callable[[str, m.Message], object] = lambda to, message: None
         self._leave: Callable[[str], object] = lambda peer: None
         self._on_safe: Callable[[], object] = lambda: None
+        self._on_fenced: Callable[[int], object] = lambda latest: None
         store.hand_over_to(self._take)
 
     def start(
@@ -112,9 +116,10 @@ class Replication:
         send: Callable[[str, m.Message], object],
         leave: Callable[[str], object],
         on_safe: Callable[[], object],
+        on_fenced: Callable[[int], object],
     ) -> None:
-        """Begin: how to say something, how to end a connection, whom to tell that more is safe."""
-        self._send, self._leave, self._on_safe = send, leave, on_safe
+        """How to say something and end a connection; what to do when more is safe, or a later life begins."""
+        self._send, self._leave, self._on_safe, self._on_fenced = send, leave, on_safe, on_fenced
         self.choose()
 
     # -- which replica ---------------------------------------------------------------------------
@@ -183,10 +188,7 @@ class Replication:
         for message in messages:
             match message:
                 case m.CopyRefused():
-                    reason = (
-                        f"life {self._store.life} of {self.process} ends: life {message.latest} has begun"
-                    )
-                    raise Fenced(reason)
+                    self._on_fenced(message.latest)
                 case m.CopyState() if peer == self.peer and self.phase is Phase.ASKED:
                     self._on_state(message)
                 case m.CopyReceipt() if peer == self.peer:
@@ -221,10 +223,13 @@ class Replication:
     def _follow(self, through: int) -> None:
         """The replica holds everything through this batch."""
         if self.phase is not Phase.FOLLOWING:
+            # first say who holds our copy, then look for a later life: that one does it the other way round,
+            # so either it asks this replica, or we learn of it before we have told anyone anything
+            self._lives.note_held(self._store.life, self.peer)
+            if (latest := self._lives.last()) > self._store.life:
+                self._on_fenced(latest)
+                return
             self.phase = Phase.FOLLOWING
-            if not self._held:
-                self._lives.note_held()  # before anyone is told anything that rests on it
-                self._held = True
         while self._kept and self._kept[0].number <= through:
             self.safe = self._kept.popleft().seq
         self._on_safe()

@@ -73,6 +73,10 @@ class Backend(abc.ABC):
     def executor(self, executor: str) -> ExecutorState:
         """Whether it stays, leaves or has left."""
 
+    def waits(self, stage: int) -> bool:
+        """Whether a stage has no task that runs: it waits for a slot. Where nobody can tell, it runs."""
+        return False
+
     @property
     @abc.abstractmethod
     def decommissions(self) -> bool:
@@ -103,6 +107,10 @@ class ThroughContext(Backend):
 
     def executor(self, executor: str) -> ExecutorState:
         return executor_state(self.spark.sparkContext, executor)
+
+    def waits(self, stage: int) -> bool:
+        found = self.spark.sparkContext.statusTracker().getStageInfo(stage)
+        return found is not None and found.numActiveTasks == 0
 
     @property
     def decommissions(self) -> bool:

@@ -41,10 +41,11 @@ from tiercel.core.router import Router
 from tiercel.core.topology import operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.heart import Heart
-from tiercel.runtime.host import Host, Machine
+from tiercel.runtime.host import Host
 from tiercel.runtime.inheriting import load_share
 from tiercel.runtime.keeper import Keeper
 from tiercel.runtime.lives import Lives
+from tiercel.runtime.machine import Machine
 from tiercel.runtime.place import Place
 from tiercel.runtime.registry import Address
 from tiercel.runtime.replicated import open_replicated

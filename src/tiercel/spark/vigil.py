@@ -61,7 +61,7 @@ class Vigil:
     """One thread of the driver."""
 
     def __init__(self, backend: Backend, place: Place, hosting: Hosting, *, apart: bool) -> None:
-        self._place, self._hosting, self._apart = place, hosting, apart
+        self._backend, self._place, self._hosting, self._apart = backend, place, hosting, apart
         suspect_s = place.manifest().settings.suspect_ms / 1e3
         self._look_s = min(LOOK_S_MAX, suspect_s / LOOKS)
         self._silence = Silence(suspect_s, self._look_s)
@@ -85,7 +85,9 @@ class Vigil:
         registry = self._place.registry
         signs = {name: registry.last_beat(name) for name in self._hosting.names}
         for name, silent_s in self._silence.look(signs, now_s).items():
-            self._hosting.suspect(name, silent_s)
+            address = registry.find(name)
+            if address is None or not self._backend.waits(address.stage):  # else it is dead, and Spark knows
+                self._hosting.suspect(name, silent_s)
         if self._apart and now_s - self._parted_s > APART_S:
             for name in together(self._place, self._hosting.names):
                 log.warning("%s is on the executor of another replica of its site: it moves", name)
@@ -94,10 +96,13 @@ class Vigil:
 
 
 def together(place: Place, names: list[str]) -> list[str]:
-    """Replicas on an executor that has an earlier one of the same site: nobody there has a copy elsewhere."""
+    """Replicas on an executor that has another of the same site: nobody there has a copy elsewhere.
+
+    Of two the younger one is named: the other may hold the only copies that an executor, now lost, has left.
+    """
     taken: set[tuple[str, str]] = set()
     found = []
-    for name in sorted(filter(is_replica, names)):
+    for name in sorted(filter(is_replica, names), key=place.registry.since):
         address = place.registry.find(name)
         if address is not None:
             where = (site_of_replica(name), address.executor)
