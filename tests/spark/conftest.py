@@ -52,7 +52,12 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that needs a session runs in one process: one session, one JVM; the other process has the rest."""
+    """All that needs a session runs in one process: one session, one JVM; the others have the rest.
+
+    What says so itself has a process for itself, and begins first: it takes longest.
+    """
+    alone = [item for item in items if item.get_closest_marker("xdist_group") is not None]
     for item in items:
-        if Path(HERE) in item.path.parents and item.path.name not in WITHOUT_SPARK:
+        if Path(HERE) in item.path.parents and item.path.name not in WITHOUT_SPARK and item not in alone:
             item.add_marker(pytest.mark.xdist_group("spark"))
+    items.sort(key=lambda item: item not in alone)
