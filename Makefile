@@ -29,8 +29,9 @@ $(STAMP): pyproject.toml requirements.lock
 demo: $(STAMP)  ## the demonstration
 	@$(BIN)/tiercel demo
 
+# Three processes: what needs Spark, the chaos run, which mostly waits, and the rest.
 test: check  ## check, then all tests
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 3 --dist loadgroup
 
 check: $(STAMP)  ## lint, format, types, architecture
 	$(BIN)/ruff check

@@ -61,6 +61,7 @@ def chaos(
         raise UserError(
             f"--minutes {minutes:g} is out of range", expected=f"above 0, at most {MINUTES_MAX:g}"
         )
+    from tiercel.chaos.child import QUICK_JVM
     from tiercel.chaos.judge import SLOTS, Verdict, judge  # Spark is loaded only when it is asked for
     from tiercel.chaos.supervisor import Supervisor, check_master, recording_place
     from tiercel.spark.session import open_session
@@ -73,7 +74,9 @@ def chaos(
         chronicle = Supervisor(place, seed, master, durability, tell).run(minutes * 60)
         (place / "faults.json").write_bytes(msgspec.json.encode(chronicle))
         tell("comparing every output with a sequential run, in a Spark batch job", 1.0)
-        spark = open_session("tiercel-chaos-judge", slots=SLOTS)
+        spark = open_session(
+            "tiercel-chaos-judge", slots=SLOTS, config={"spark.driver.extraJavaOptions": QUICK_JVM}
+        )
         try:
             audit = judge(spark, place / "recorded")
         finally:

@@ -58,9 +58,11 @@ def test_the_judge_notices_each_kind_of_fault(spark: SparkSession, tmp_path: Pat
     assert found == Audit(inputs=len(right), outputs=len(given), **expected)
 
 
-def test_a_short_run_with_every_kind_of_fault_keeps_every_promise(tmp_path: Path) -> None:
+@pytest.mark.xdist_group("chaos")  # three minutes, and mostly waiting: beside all others, and begun first
+def test_three_minutes_with_every_kind_of_fault_keep_every_promise(tmp_path: Path) -> None:
+    """Exit code 2 means: all is well, but this machine was too busy for as many faults as there should be."""
     out = tmp_path / "chaos"
-    command = [sys.executable, "-m", "tiercel.cli", "chaos", "--minutes", "1", "--seed", "1"]
+    command = [sys.executable, "-m", "tiercel.cli", "chaos", "--minutes", "3", "--seed", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     ended = subprocess.run(
         [*command, "--out", str(out), "--json"],
@@ -70,11 +72,14 @@ def test_a_short_run_with_every_kind_of_fault_keeps_every_promise(tmp_path: Path
         cwd=tmp_path,
         env=environment,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr[-6000:]
+    assert ended.returncode in (0, 2), ended.stdout + ended.stderr[-6000:]
     found = json.loads(ended.stdout)
     assert found["good"] is True
+    assert bool(found["too_few"]) == (ended.returncode == 2)
     audit = found["audit"]
     assert audit["inputs"] == audit["outputs"] > 0
     assert set(found["faults"]) == set(Kind)
     assert sum(found["faults"].values()) >= 3
     assert found == json.loads((out / "verdict.json").read_text(encoding="utf-8"))
+    recorded_faults = json.loads((out / "faults.json").read_text(encoding="utf-8"))["faults"]
+    assert len(recorded_faults) == sum(found["faults"].values())

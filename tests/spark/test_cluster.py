@@ -39,6 +39,7 @@ def test_executors_that_come_are_waited_for_killed_ones_are_recovered_from_leavi
     assert len(workers) == 2
     assert "cloud" in executor["lost"]
     assert report["rounds"] > 80
+    assert report["suspected"] == []  # a killed executor does not leave: nobody need be moved off it
     departure = report["departure"]
     handover = departure["handover"]
     assert handover["state"] == "gone"  # not "lost": everyone had left it before

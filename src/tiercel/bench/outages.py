@@ -68,6 +68,7 @@ class Report(msgspec.Struct):
     executors: dict[str, list[str]]  # who ran where at first
     rounds: int
     outages: list[Outage]
+    suspected: list[str] = []  # executors that were taken for leaving, although they were killed
     departure: Departure | None = None
     scaled_s: float = 0.0  # instances for which an executor had to come first
 
@@ -128,10 +129,14 @@ def decommission(live: Live, traffic: Traffic, roots: Collection[int]) -> Depart
     there = [found for found in before.values() if found.executor == executor]
     begun = time.monotonic()
     os.kill(executor_of(before["cloud"].pid, roots), signal.SIGPWR)
-    _until(lambda: any(h.state in ("gone", "lost") for h in live.handovers), f"{executor} is there", live)
+    _until(
+        lambda: any(h.executor == executor and h.state in ("gone", "lost") for h in live.handovers),
+        f"{executor} is there",
+        live,
+    )
     traffic.go_on()
     took_s = round(time.monotonic() - begun, 1)
-    (handover,) = live.handovers
+    handover = next(h for h in live.handovers if h.executor == executor)
     routers = [found.name for found in there if found.kind == "router"]
     return Departure(
         handover,
@@ -182,10 +187,11 @@ def run(spark: Any, storage: Path, roots: Collection[int]) -> Report:
         seen = list(outages(live, traffic, roots, executor=cluster))
         if not cluster:
             return Report(master, where, traffic.finish(), seen)
+        suspected = [handover.executor for handover in live.handovers]
         live.scale(OPERATOR, {"cloud": 1, "edge": 1}).wait()  # what is left has room on one executor
         departure = decommission(live, traffic, roots)
         scaled_s = round(live.scale(OPERATOR, {"cloud": 4, "edge": 1}).wait(), 1)
-        return Report(master, where, traffic.finish(), seen, departure, scaled_s)
+        return Report(master, where, traffic.finish(), seen, suspected, departure, scaled_s)
 
 
 def main() -> None:

@@ -56,13 +56,14 @@ def executor_state(context: SparkContext, executor: str) -> ExecutorState:
     """Whether it gets new tasks, only ends what it has, or has gone.
 
     The scheduler alone knows: no signal reaches Python, and to Spark's REST API an executor is active
-    until it has gone.
+    until it has gone. One that was killed is not active either while Spark asks why; it does not leave,
+    it has gone.
     """
     try:
-        backend = context._jsc.sc().schedulerBackend()
-        if backend.isExecutorActive(executor):
+        spark = context._jsc.sc()
+        if spark.schedulerBackend().isExecutorActive(executor):
             return ExecutorState.ACTIVE
-        known = bool(backend.getExecutorIds().contains(executor))
+        leaving = bool(spark.taskScheduler().getExecutorDecommissionState(executor).isDefined())
     except Exception as error:
         raise CannotTell(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
-    return ExecutorState.LEAVING if known else ExecutorState.GONE
+    return ExecutorState.LEAVING if leaving else ExecutorState.GONE
