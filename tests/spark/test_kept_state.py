@@ -218,6 +218,9 @@ def test_state_goes_out_as_parquet_comes_back_and_gets_another_schema(
     assert all(after[k][0].seen == before[k][0].seen for k in keys if k != "k3")
     assert all(after[k][0].by_text == before[k][0].by_text for k in keys if k != "k3")  # expiries too
     assert [tuple(after[k][0].total) for k in ("k2", "k3")] == [(2, "km"), (8, "km")]
+    assert run(spark, second, [("k3", 1, "t9")], "n long, u string") == [
+        "(8, 'km', 3)"
+    ]  # it need not be said again
     with pytest.raises(UserError, match="'total' of operator 'op' has another schema"):
         run(spark, tmp_path / "never", [], "n string", initial_state=kept)
 
