@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from tiercel.core.records import KeyImage
 from tiercel.core.routing import slot_of
 from tiercel.core.topology import Operator, Topology
 from tiercel.errors import UserError
-from tiercel.runtime.place import Manifest, Place, VariableFacts
+from tiercel.runtime.place import BackupPlan, Manifest, Place, VariableFacts
 from tiercel.runtime.store import Store, StoreView
+from tiercel.runtime.storing import open_storage
 from tiercel.spark import upgrading
 from tiercel.spark.border import Border, InputPlan, OperatorPlan
 from tiercel.spark.folds import Fold
@@ -328,6 +331,30 @@ def test_an_upgrade_that_is_cut_short_is_finished_by_the_next_start(
     assert found == {2 * n for n in range(40)}  # each once
     upgrade_store(place.process(ME), StatePlan(plan.facts))  # nothing is left to do
     assert len(calls) == 45
+
+
+def test_an_older_state_from_a_backup_is_upgraded_and_the_backup_follows(
+    place: Place, tmp_path: Path
+) -> None:
+    plan = BackupPlan((tmp_path / "backup").as_uri(), every_s=0.01)
+    manifest = msgspec.structs.replace(place.manifest(), backup=plan)
+
+    def ship(directory: Path, **options: Any) -> None:
+        store, backup = open_storage(directory, manifest, ME, is_instance=True, **options)
+        assert backup is not None
+        backup.shipper.start(lambda seq: None)
+        backup.shipper.close()
+        store.close()
+
+    ship(place.process(ME))
+    shutil.rmtree(place.process(ME))
+    facts = after(None, Value("n bigint")).facts
+    upgraded = after(facts, Value("n bigint, u string"), value={"u": "km"})
+    ship(place.process(ME), prepare=partial(upgrade_store, plan=upgraded))
+    assert names(place) == ["value@2"] * 40
+    shutil.rmtree(place.process(ME))
+    ship(place.process(ME), prepare=partial(upgrade_store, plan=StatePlan(upgraded.facts)))
+    assert names(place) == ["value@2"] * 40
 
 
 def test_every_value_is_tried_before_anything_is_touched(place: Place) -> None:

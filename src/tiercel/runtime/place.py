@@ -47,6 +47,7 @@ class StreamFacts(msgspec.Struct, frozen=True):
     event_time: str = ""  # column, empty: none
     sites: tuple[str, ...] = ()  # where producers may connect
     written_by: str = ""  # the operator that writes it; empty: producers and feeds
+    images: bool = False  # an operator's initial state as it was stored elsewhere
 
 
 class VariableFacts(msgspec.Struct, frozen=True):
@@ -94,6 +95,7 @@ class Manifest(msgspec.Struct, frozen=True):
     backup: BackupPlan | None = None
     local: str = ""  # where routers and instances keep what they store; empty: in this directory
     replicas: ReplicaPlan | None = None
+    given: tuple[str, ...] = ()  # operators that have got all of their initial state
     state: dict[str, dict[str, VariableFacts]] = {}  # operator -> variable -> how it is stored
     format: int = FORMAT
 

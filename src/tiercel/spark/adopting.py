@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -23,6 +24,7 @@ from pyspark.sql import types as t
 
 from tiercel.errors import UserError
 from tiercel.runtime.place import VariableFacts
+from tiercel.spark.hosting import reason_of
 from tiercel.spark.kept_state import KeptState
 from tiercel.spark.state_schema import StateForm, column_type, schema_text
 
@@ -71,10 +73,9 @@ def adopt(
         properties = msgspec.json.decode(operator.operatorProperties, type=_Properties)
         reader = _Reader(spark, location, {"operatorId": str(operator_id), "batchId": str(batch)})
         return reader.state(f"{what}, operator {operator_id}, batch {batch}", properties)
-    except (PySparkException, msgspec.DecodeError) as error:
-        reason = str(error).partition("\n")[0]
+    except (PySparkException, Py4JJavaError, msgspec.DecodeError) as error:
         raise UserError(
-            f"{what} cannot be read: {reason}",
+            f"{what} cannot be read: {reason_of(error)}",
             expected="the checkpointLocation of a query with transformWithState that has committed a batch",
         ) from error
 

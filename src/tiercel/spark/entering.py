@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
 from pyspark.sql import DataFrame
 
 from tiercel.errors import UserError
+from tiercel.runtime.copies import describe
 from tiercel.runtime.place import Place
 from tiercel.spark.ends import RowProducer
 from tiercel.spark.kept_state import PackedState
@@ -23,8 +25,7 @@ INITIAL_BYTES = 4 * 1024 * 1024  # the same; a key's whole state may be large
 
 def give_initial_state(place: Place, operator: str, columns: Columns, given: DataFrame | PackedState) -> None:
     """Before the first tuple, once in the life of a deployment; sorted, so that a second try resumes."""
-    done = place.directory / f"initial-{operator}.done"
-    if done.exists():
+    if is_given(place, operator):
         return
     with RowProducer(place, f"{operator}.initial", name=f"initial-{operator}") as producer:
         if isinstance(given, PackedState):
@@ -35,7 +36,15 @@ def give_initial_state(place: Place, operator: str, columns: Columns, given: Dat
             rows = map(columns.pack, frame.toLocalIterator(prefetchPartitions=True))
         producer.send_initial(rows, INITIAL_ROWS, INITIAL_BYTES)
         producer.flush()
-    done.touch()
+    manifest = place.manifest()
+    manifest = msgspec.structs.replace(manifest, given=(*manifest.given, operator))
+    place.write(manifest)
+    describe(manifest)  # who restores this deployment need not have that state again
+
+
+def is_given(place: Place, operator: str) -> bool:
+    """Whether an operator has got all of its initial state."""
+    return operator in place.manifest().given
 
 
 def _refuse_another_source(place: Place, operator: str, source: str) -> None:

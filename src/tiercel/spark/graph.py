@@ -24,7 +24,7 @@ from tiercel.core.topology import Operator, Stream, Topology, instance_name
 from tiercel.errors import UserError
 from tiercel.runtime.addresses import EVERY_ADDRESS
 from tiercel.runtime.place import Durability, Manifest, StreamFacts, VariableFacts
-from tiercel.spark.border import OperatorPlan
+from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.kept_state import PackedState
 from tiercel.spark.processors import DeclaredState
 from tiercel.spark.schema import Columns
@@ -49,6 +49,7 @@ class StreamDeclaration:
     written_by: str = ""
     logged: bool = False
     idle_ms: int | None = None
+    images: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +138,22 @@ class Graph:
             return plan
         return dataclasses.replace(plan, output=Columns(plan.output.schema))
 
+    def keep_initial(self, found: Manifest, is_given: Callable[[str], bool]) -> None:
+        """An operator that got its initial state has it as an input for good; it need not be said again."""
+        for name, declared in list(self.operators.items()):
+            stream = f"{name}.initial"
+            facts = found.streams.get(stream)
+            if facts is None or stream in self.streams or not is_given(name):
+                continue
+            columns = Columns.of(facts)
+            read = InputPlan(columns, (), initial=True, images=facts.images)
+            plan = dataclasses.replace(declared.plan, inputs=(*declared.plan.inputs, read))
+            inputs = (*declared.operator.inputs, stream)
+            operator = msgspec.structs.replace(declared.operator, inputs=inputs)
+            self.operators[name] = dataclasses.replace(declared, operator=operator, plan=plan)
+            home = found.topology.streams[stream].home
+            self.add_stream(StreamDeclaration(stream, columns, home, images=facts.images))
+
     def state_facts(self, found: Manifest | None) -> dict[str, dict[str, VariableFacts]]:
         """How each operator's state is stored from now on; its plan is told."""
         known = {} if found is None else found.state
@@ -165,7 +182,12 @@ class Graph:
         """The manifest of this graph; over one that was found, only streams and operators may be new."""
         facts = {
             d.name: StreamFacts(
-                d.columns.schema.json(), d.columns.key, d.columns.event_time, tuple(self.sites), d.written_by
+                d.columns.schema.json(),
+                d.columns.key,
+                d.columns.event_time,
+                tuple(self.sites),
+                d.written_by,
+                d.images,
             )
             for d in self.streams.values()
         }
@@ -200,7 +222,7 @@ class Graph:
             # where its slots began is history; live.scale changes how many instances there are now
             operators[name] = msgspec.structs.replace(now_operator, instances=was.instances)
         topology = msgspec.structs.replace(made.topology, operators=operators)
-        return msgspec.structs.replace(made, id=found.id, topology=topology)
+        return msgspec.structs.replace(made, id=found.id, topology=topology, given=found.given)
 
 
 # -- small parsers of what users write --------------------------------------------------------

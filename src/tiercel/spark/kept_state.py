@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from tiercel.errors import UserError
 from tiercel.runtime.place import Place, VariableFacts
+from tiercel.spark.hosting import reason_of
 from tiercel.spark.processors import DeclaredState, Variable
 from tiercel.spark.schema import Columns, CoreRow, decode_payload
 from tiercel.spark.session import open_session
@@ -211,8 +213,8 @@ def about_export(spark: SparkSession, location: str) -> About:
     try:
         [line] = spark.read.text(f"{location}/about").collect()
         about = msgspec.json.decode(line.value, type=About)
-    except (PySparkException, ValueError, msgspec.DecodeError) as error:
-        what = f"{location} is no whole export: {str(error).partition(chr(10))[0]}"
+    except (PySparkException, Py4JJavaError, ValueError, msgspec.DecodeError) as error:
+        what = f"{location} is no whole export: {reason_of(error)}"
         raise UserError(what, expected="a location that `tiercel state export` has finished") from error
     if about.format != FORMAT:
         what = f"{location} has format {about.format}"
@@ -230,8 +232,8 @@ def exported(spark: SparkSession, location: str) -> KeptState:
     frame = spark.read.schema(form.schema).parquet(f"{location}/keys")
     try:
         keys = frame.selectExpr("count(key)").collect()[0][0]
-    except PySparkException as error:
-        what = f"{location}/keys cannot be read: {str(error).partition(chr(10))[0]}"
+    except (PySparkException, Py4JJavaError) as error:
+        what = f"{location}/keys cannot be read: {reason_of(error)}"
         raise UserError(what, expected="the files as they were written") from error
     if keys != about.keys:
         what = f"{location} has {keys} keys"

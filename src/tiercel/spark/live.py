@@ -41,7 +41,7 @@ from tiercel.spark.companions import check_durability, names_of, replica_plan, s
 from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.decommission import Handover, Watch
-from tiercel.spark.entering import give_initial_state, start_feed
+from tiercel.spark.entering import give_initial_state, is_given, start_feed
 from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_sites
 from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
 from tiercel.spark.moves import Moving, Scaling
@@ -238,6 +238,8 @@ class Live:
         lock = StorageLock(self.place)
         try:
             found = self.place.manifest() if self.place.taken else None
+            if found is not None:
+                self.graph.keep_initial(found, lambda operator: is_given(self.place, operator))
             driver = self.spark.conf.get("spark.driver.host") or ""
             listening = self._listening._replace(driver=driver)
             manifest = self._keeping.applied(

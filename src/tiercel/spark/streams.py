@@ -255,7 +255,8 @@ class LiveStream:
         graph.add_operator(OperatorDeclaration(operator, plan_, initial, state))
         home = names[0].rpartition("@")[2].partition("#")[0]
         if initial is not None:
-            graph.add_stream(StreamDeclaration(f"{name}.initial", initial_columns, home))
+            images = kept is not None
+            graph.add_stream(StreamDeclaration(f"{name}.initial", initial_columns, home, images=images))
         letters = Columns(DEAD_LETTER_SCHEMA)
         graph.add_stream(StreamDeclaration(f"{name}.dead", letters, home, None, name, logged=True))
         return live.declare(StreamDeclaration(f"{name}.out", columns, home, None, name, logged=True))

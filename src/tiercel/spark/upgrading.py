@@ -227,7 +227,11 @@ def try_upgrade(place: Place, operator: str, plan: StatePlan, instances: Iterabl
     """Every stored value through the upgrade, without writing anything; UserError if one fails."""
     if all(version == 1 for version in plan.versions.values()):
         return
-    if place.manifest().local or not all(_is_done(place.process(i), plan.versions) for i in instances):
+    if place.manifest().local:
+        needed = bool(plan.upgrades)  # what executors' disks hold is seen in the backup, at some cost
+    else:
+        needed = not all(_is_done(place.process(instance), plan.versions) for instance in instances)
+    if needed:
         for stored in stored_keys(place, operator):
             plan.converted(stored.image)
 

@@ -187,9 +187,9 @@ def _hand_over(place: Place, operator: Operator, source: str, destination: str, 
         puts: dict[StorageKey, Any] = {
             ("state", _slot(image.key, operator), image.key, generation): image for image in images
         }
-        _write(
-            place, destination, puts | {("cursor",): msgspec.structs.replace(cursor, generation=generation)}
-        )
+        puts |= {("cursor",): msgspec.structs.replace(cursor, generation=generation)}
+        # values of an earlier schema may be among them: the destination looks through all again
+        _write(place, destination, puts, [("schema",)])
     _write(place, source, {}, versions)
     for name in _instances(place, operator):
         _write(place, name, {("routes",): _routes(place, name, operator, update)})
