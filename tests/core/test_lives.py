@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from playing import Stage, key_in
 from tiercel.core import messages as m
 from tiercel.core.effects import Exit, Send
 from tiercel.core.events import Connected, Received
+from tiercel.core.faults import LostCheckpoint
 from tiercel.core.instance import Instance
 from tiercel.core.router import Router
 from tiercel.core.settings import Settings
@@ -41,3 +45,19 @@ def test_a_life_that_attaches_behind_a_later_one_is_told_and_ends() -> None:
     assert instance.on_event(Received("a", m.Outlived(1)), 1.0) == []
     (end,) = instance.on_event(Received("a", m.Outlived(2)), 1.0)
     assert isinstance(end, Exit)
+
+
+@pytest.mark.parametrize("left", ["nothing", "an older checkpoint"])
+def test_an_instance_whose_storage_holds_less_than_it_has_told_does_not_go_on(left: str) -> None:
+    """Its log has forgotten the rest: going on would lose it silently."""
+    stage = Stage().start()
+    stage.produce("a", *((key_in(slot), 1, 0) for slot in range(4)))
+    stage.pass_ms(2_000)
+    name = "op@a#0"
+    older = {} if left == "nothing" else dict(stage.disks[name])
+    stage.produce("a", *((key_in(slot), 2, 1) for slot in range(4)))
+    stage.pass_ms(2_000)
+    stage.stop(name)
+    stage.disks[name] = older
+    with pytest.raises(LostCheckpoint, match="no checkpoint" if left == "nothing" else "at offset"):
+        stage.start(name)

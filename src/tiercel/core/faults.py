@@ -2,6 +2,7 @@
 
 `ProtocolViolation`: a peer did what the protocol forbids; drop the peer, nothing else is harmed.
 `InvalidRequest`: the person who asked can mend it; says what was wrong, what is allowed, what to run.
+`LostCheckpoint`: storage was damaged or taken away; nothing is processed on top of less than was stored.
 `OperatorFailed`: the user's code raised, and the operator is to end then; the user can mend it.
 `CoreBug`: our own invariant broke; crash and keep the seed.
 """
@@ -23,6 +24,21 @@ class CoreBug(AssertionError):
 
 class LimitExceeded(CoreBug):
     """A queue grew above its limit: senders should have been slowed down."""
+
+
+class LostCheckpoint(Exception):
+    """What an instance finds in its storage is older than what it has told its router to be there."""
+
+    def __init__(self, instance: str, found: int, told: int) -> None:
+        self.instance, self.found, self.told = instance, found, told
+        super().__init__(instance, found, told)
+
+    def __str__(self) -> str:
+        there = f"a checkpoint at offset {self.found}" if self.found >= 0 else "no checkpoint"
+        return (
+            f"the storage of {self.instance} holds {there}; expected the one at {self.told}, or a later one: "
+            "its log has forgotten what came before. With backup= set the directory aside, and it is restored"
+        )
 
 
 class OperatorFailed(Exception):

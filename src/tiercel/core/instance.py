@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from tiercel.core import messages as m
-from tiercel.core.checkpoints import load
+from tiercel.core.checkpoints import Cursor, load
 from tiercel.core.destination import DestinationMove
 from tiercel.core.effects import Effect, LoadCheckpoint, StorageKey
 from tiercel.core.events import (
@@ -28,7 +28,7 @@ from tiercel.core.events import (
     Received,
     TimerFired,
 )
-from tiercel.core.faults import CoreBug, within
+from tiercel.core.faults import CoreBug, LostCheckpoint, within
 from tiercel.core.processing import Phase, Processing
 from tiercel.core.records import (
     SHADOW,
@@ -221,6 +221,13 @@ class Instance(Processing):
             limited = self.space.spill.limit_bytes > 0 and not self.checkpointer.in_flight
             step.effects.append(LoadCheckpoint(values=not limited))
 
+    def _check_newest(self, items: dict[StorageKey, Any], told: int) -> None:
+        """What a checkpoint covers is trimmed from the log: without it, going on would lose that silently."""
+        cursor: Cursor | None = items.get(("cursor",))
+        found = -1 if cursor is None else cursor.applied
+        if found < told:
+            raise LostCheckpoint(self.name, found, told)
+
     def _on_loaded(self, step: Step, loaded: CheckpointLoaded) -> None:
         if self.phase is not Phase.LOADING or self._reply is None:
             return
@@ -234,6 +241,8 @@ class Instance(Processing):
             self._own = items  # of a checkpoint that was never finished, or of a time before it was retired
             step.effects.append(LoadCheckpoint(inherited=inherited))
             return
+        if self._reply.stored and not self._reply.fresh and self._own is None:
+            self._check_newest(items, self._reply.start)
         load(self, items, self._reply.start, self._reply.start_watermark_ms)
         if self._own is not None:
             self.checkpointer.inherited(self._own)

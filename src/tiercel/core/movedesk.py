@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tiercel.core import heirs
 from tiercel.core import messages as m
 from tiercel.core.arrivals import DURABLE, Arrival
@@ -258,9 +260,7 @@ class MoveDesk(Traffic):
         reader = inbox.readers.get(message.instance)
         last_life = reader.life if reader is not None else 0
         if message.life < last_life and self.mutant != "zombie-not-fenced":
-            step.send(
-                message.instance, m.Outlived(message.life)
-            )  # a life that Spark believes dead, or should
+            step.send(message.instance, m.Outlived(message.life))  # Spark believes it dead, or should
             return
         feed = inbox.feeds.get(message.instance)
         if feed is None:
@@ -272,11 +272,10 @@ class MoveDesk(Traffic):
         feed.attach(message.life, message.session)
         fresh = reader is None
         if reader is None:
-            reader = Reader(
-                0, inbox.offset, {}, inbox.watermark_ms
-            )  # a newcomer owns nothing that is in the log
+            # a newcomer owns nothing that is in the log
+            reader = Reader(0, inbox.offset, {}, inbox.watermark_ms)
         if message.life > last_life:
-            reader = Reader(message.life, reader.applied, reader.moves, reader.start_watermark_ms)
+            reader = msgspec.structs.replace(reader, life=message.life)
             inbox.readers[message.instance] = reader
             step.put(("reader", inbox.name, message.instance), reader)
             step.delete(("retired", inbox.name, message.instance))
@@ -303,6 +302,7 @@ class MoveDesk(Traffic):
             arrivals,
             departures,
             feed.inherited,
+            reader.stored,
         )
         step.send_durable(message.instance, reply)
 
@@ -358,7 +358,7 @@ class MoveDesk(Traffic):
                     arrival.forget(step)
                 elif arrival.record.adopted >= 0:
                     own.setdefault(arrival.move, arrival.record.adopted)
-        reader = inbox.readers[message.instance] = Reader(message.life, message.applied, own)
+        reader = inbox.readers[message.instance] = Reader(message.life, message.applied, own, stored=True)
         step.put(("reader", inbox.name, message.instance), reader)
         feed.keys = message.keys
         heirs.covered(self, step, inbox, message.instance, message.applied)

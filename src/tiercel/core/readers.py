@@ -25,6 +25,7 @@ class Reader(msgspec.Struct, frozen=True):
     applied: int
     moves: dict[str, int]  # arriving moves: offset in this log, once they read it
     start_watermark_ms: int = ABSENT_WATERMARK  # the log's, where an instance without a checkpoint begins
+    stored: bool = False  # by a checkpoint: the log up to `applied` may be gone
 
 
 class Pause(msgspec.Struct, frozen=True):

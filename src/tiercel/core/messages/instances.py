@@ -59,6 +59,7 @@ class AttachReply(Message, frozen=True):
     arrivals: list[ArrivalRole]
     departures: list[DepartureRole]
     inherited: Inheritance | None = None  # without a checkpoint of its own it begins with this
+    stored: bool = False  # it has told us of a checkpoint that covers `start`
 
 
 class Outlived(Message, frozen=True):
