@@ -39,8 +39,9 @@ MB = 1_000_000
 TICK_S = 0.01
 FILL_ROWS = 2_000  # in one go, while the state is filled
 FILL_S_MAX = 300.0
-WARM_S, WARM_S_MAX = 6.0, 120.0
-WARM_TIMES = 4
+WARM_S = 6.0
+TIMES_MIN = 4  # that outputs come, within warm-up and within steady time
+RUN_S_MAX = 120.0
 STEADY_S = 8.0
 NORMAL_S_MAX = 120.0
 LOOK_S = 0.25
@@ -182,13 +183,24 @@ def normal_s(outputs: Outputs, killed_ns: int, normal_ms: float) -> float | None
 def death(system: System, load: Load, kill: Callable[[], int]) -> Line:
     """Steady, then a death, then until all is normal again."""
     begin_ns = monotonic_ns()
-    time.sleep(STEADY_S)
+    let_run(system, STEADY_S)
     killed_ns = kill()
     steady = Steady.of(system.outputs(), begin_ns, killed_ns)
-    if not steady.p99_ms > 0:
-        what = f"nothing came out of {system.kind} in {STEADY_S:g} s of steady load"
-        raise UserError(what, hint="a lower --rate, or a machine that is less busy")
     return until_normal(system, load, killed_ns, steady)
+
+
+def let_run(system: System, seconds: float) -> None:
+    """So long, and until tuples of this time have come out again and again: a micro-batch may take long."""
+    begun, begun_ns = time.monotonic(), monotonic_ns()
+    time.sleep(seconds)
+    while True:
+        outputs = system.outputs()
+        if len(np.unique(outputs.emitted_ns[outputs.due_ns >= begun_ns])) >= TIMES_MIN:
+            return
+        if time.monotonic() - begun > RUN_S_MAX:
+            what = f"{system.kind} does not get through its load"
+            raise UserError(what, hint="a lower --rate, or a machine that is less busy")
+        time.sleep(LOOK_S)
 
 
 def until_normal(system: System, load: Load, killed_ns: int, steady: Steady) -> Line:
@@ -272,20 +284,10 @@ def running(kind: type[System], size_mb: int, rate: int, **facts: Any) -> Iterat
         load.fill()
         load.start()
         try:
-            warm_up(system)
+            let_run(system, WARM_S)
             yield system, load
         finally:
             load.stop()
-
-
-def warm_up(system: System) -> None:
-    """Some time, and until outputs have come again and again: a first micro-batch takes long."""
-    begun, begun_ns = time.monotonic(), monotonic_ns()
-    time.sleep(WARM_S)
-    while len(np.unique((came := system.outputs().emitted_ns)[came > begun_ns])) < WARM_TIMES:
-        if time.monotonic() - begun > WARM_S_MAX:
-            raise UserError(f"no steady output within {WARM_S_MAX:g} s", hint="a machine that is less busy")
-        time.sleep(LOOK_S)
 
 
 def _tiercels(wish: Wish, what: str, size_mb: int, tell: Tell) -> Iterator[Line]:
@@ -294,8 +296,8 @@ def _tiercels(wish: Wish, what: str, size_mb: int, tell: Tell) -> Iterator[Line]
         assert isinstance(system, Tiercel)
         for local_disk in sorted(wish.local_disk, reverse=True):
             for instances in sorted(wish.instances):
-                if local_disk and instances > 1:
-                    continue  # what lies on the disk is opened, not read: there is nothing to divide
+                if instances > 1 and (local_disk or what == "application"):
+                    continue  # a disk is opened, not read; of an application that starts nobody asks it
                 disk = "" if local_disk else ", its disk lost"
                 tell(f"Tiercel: death of the {what}, {size_mb} MB{disk}, {instances} recover")
                 line = death(system, load, lambda d=local_disk, n=instances: _kill(system, what, d, n))  # type: ignore[misc]
