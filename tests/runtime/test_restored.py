@@ -27,6 +27,7 @@ from small import (
     until,
 )
 from tiercel.core.checkpoints import Cursor
+from tiercel.core.effects import Write
 from tiercel.core.records import StreamEntry
 from tiercel.core.topology import Operator
 from tiercel.errors import UserError
@@ -38,7 +39,7 @@ from tiercel.runtime.keeping import Keeping, parse_backup
 from tiercel.runtime.locations import Location
 from tiercel.runtime.place import BackupPlan, Place
 from tiercel.runtime.shipping import Shipper
-from tiercel.runtime.store import StoreView
+from tiercel.runtime.store import Store, StoreView
 from tiercel.runtime.storing import directory_of
 from tiercel.state import backup, checkpoint, merge, restore, show, split
 
@@ -470,3 +471,20 @@ def test_where_processes_store_changes_only_where_they_find_their_state_again(tm
     ]:
         with pytest.raises(UserError, match="has its backup in"):
             wish.applied(shared, found)
+
+
+def test_killed_between_an_increment_and_its_head_the_next_life_leaves_no_gap(tmp_path: Path) -> None:
+    """It went on behind the head, under a number behind the increment: the two did not follow each other."""
+    backup = ProcessBackup(Location(str(tmp_path / "backup")), "small", SITE)
+    tail, _ = backup.put_base(1, 1, 0, [])
+    backup.put_head(1, 1, 1, 0, tail)
+    backup.put_increment(1, 2, 1, tail, [(b"k", b"v")])  # and killed
+    head = backup.head()
+    storing.restore(backup, tmp_path / "store")
+    store = Store(tmp_path / "store", "os", None, backup.claim)
+    shipper = Shipper(store, backup, BackupPlan(str(tmp_path / "backup")), head)
+    store.add(Write(1, {("count", "a"): 1}))
+    store.commit()
+    shipper._ship()
+    store.close()
+    assert [piece.header.kind for piece in backup.pieces()] == ["base"]

@@ -50,9 +50,10 @@ class Shipper:
         self._taken, self._seq = store.batches, 0  # the last batch that was handed over, and its seq
         # goes on where the life before ended, if we hold exactly what it had shipped
         goes_on = head is not None and (head.life, head.through) == (store.last_life, store.batches)
-        self._needs_base = not goes_on
+        last = backup.last_number()
+        self._needs_base = not goes_on or (head is not None and last > head.number)  # one that no head names
         self._base = head.base if head is not None else 0
-        self._number = max(backup.last_number(), head.number if head is not None else 0)
+        self._number = max(last, head.number if head is not None else 0)
         self._tail = head.previous if head is not None else ""
         self._increments = head.number - head.base if head is not None else 0
         self._base_bytes = self._increment_bytes = 0
