@@ -52,7 +52,7 @@ class Shipper:
         goes_on = head is not None and (head.life, head.through) == (store.last_life, store.batches)
         self._needs_base = not goes_on
         self._base = head.base if head is not None else 0
-        self._number = max(backup.last_number(), head.number if head is not None else 0)
+        self._number = head.number if head is not None else 0  # a file behind it was never finished: no gap
         self._tail = head.previous if head is not None else ""
         self._increments = head.number - head.base if head is not None else 0
         self._base_bytes = self._increment_bytes = 0
@@ -140,7 +140,7 @@ class Shipper:
 
     def _ship_base(self) -> None:
         """The store as it is now. Batches that come meanwhile are in the next increment, some in both."""
-        number, life = self._number + 1, self._store.life
+        number, life = max(self._number, self._backup.last_number()) + 1, self._store.life
         through, everything = self._store.pairs()
         tail, self._base_bytes = self._backup.put_base(life, number, through, _paced(everything))
         self._backup.put_head(life, number, number, through, tail)
