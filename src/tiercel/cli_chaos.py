@@ -135,4 +135,6 @@ def show(verdict: Verdict, place: Path) -> None:
         console.print(f"too few: {line}", style="yellow", markup=False, soft_wrap=True)
     counted = ", ".join(f"{getattr(verdict.audit, name):,} {name}" for name in AUDITED)
     console.print(counted, style="green" if verdict.good else "bold red")
+    if verdict.stalled:
+        console.print("lost are also those that had not come out when the run was given up", style="bold red")
     console.print(f"record: {place}", style="dim", soft_wrap=True)

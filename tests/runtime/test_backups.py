@@ -160,6 +160,55 @@ def test_who_is_believed_dead_and_ships_on_spoils_nothing(
     assert content(tmp_path / "again") == {"a": 4, "c": 3, "new": 2}
 
 
+def killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_killed_between_an_increment_and_its_head_the_next_life_goes_on_with_the_chain(
+    tmp_path: Path, backup: ProcessBackup, chain: Shipped, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Found by chaos: its number was left out, and the file that nobody finished stood in the chain."""
+    chain.close()
+    for n in range(times):
+        restore(backup, tmp_path / f"life {n}")
+        dying = Shipped(tmp_path / f"life {n}", backup)
+        dying.write(a=5 + n).ship().write(never=n)
+        with monkeypatch.context() as patch:
+            patch.setattr(backup, "put_head", killed)
+            with pytest.raises(KeyboardInterrupt):
+                dying.ship()
+        dying.close()
+        restore(backup, tmp_path / f"whole {n}")
+        assert content(tmp_path / f"whole {n}") == {"a": 5 + n, "c": 3}
+    restore(backup, tmp_path / "elsewhere")
+    successor = Shipped(tmp_path / "elsewhere", backup)
+    successor.write(new=1).ship().write(new=2).ship()
+    successor.close()
+    restore(backup, tmp_path / "again")
+    assert content(tmp_path / "again") == {"a": 4 + times, "c": 3, "new": 2}
+
+
+def test_killed_while_it_ships_a_base_the_next_life_goes_on_and_may_ship_one_too(
+    tmp_path: Path, backup: ProcessBackup, chain: Shipped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain.shipper._drop_buffer()
+    chain.write(never=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(backup, "put_head", killed)
+        with pytest.raises(KeyboardInterrupt):
+            chain.ship()
+    chain.close()
+    restore(backup, tmp_path / "elsewhere")
+    successor = Shipped(tmp_path / "elsewhere", backup)
+    successor.write(new=1).ship()
+    successor.shipper._drop_buffer()
+    successor.write(new=2).ship().write(new=3).ship()
+    successor.close()
+    restore(backup, tmp_path / "again")
+    assert content(tmp_path / "again") == {"a": 4, "c": 3, "new": 3}
+
+
 def test_the_last_bases_are_kept_and_what_is_older_goes(tmp_path: Path, backup: ProcessBackup) -> None:
     shipped = Shipped(tmp_path / "db", backup, keep=2)
     for n in range(5):

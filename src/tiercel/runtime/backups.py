@@ -179,6 +179,8 @@ class ProcessBackup:
                 f"{self.location.url} holds no backup of {self.process}", expected="one with a head"
             )
         found = listed(self.location.names(self.folder))
+        if up_to is None and head is not None:  # who came later and finished nothing is not in this state
+            found = [piece for piece in found if piece.life <= head.life]
         bases = [p.number for p in found if p.kind == "base" and p.number <= last]
         base = head.base if head is not None and head.base <= last else max(bases, default=0)
         try:

@@ -189,7 +189,7 @@ class Host:
             self._ended.set_result(reason)
 
     async def _look_whether_wanted(self) -> None:
-        while not (reason := self._unwanted()):
+        while not (reason := self._registry.unwanted(self.name, self._life, self._parent)):
             await asyncio.sleep(LOOK_S)
             if self._replication is not None:
                 self._replication.choose()
@@ -198,16 +198,6 @@ class Host:
             if self._meter is not None:
                 self._meter.tick(self.busy_s)
         self.end(reason)
-
-    def _unwanted(self) -> str:
-        """Why nobody needs us any more; other processes decide that."""
-        if self._registry.dismissed(self.name):
-            return "dismissed"
-        if not self._registry.lists(self.name, self._life):
-            return "succeeded"  # routers hear only the latest life; who stays blocks the task that it is
-        if self._parent and os.getppid() != self._parent:
-            return "orphaned"
-        return ""
 
     def _give_way(self, latest: int) -> None:
         """We were believed dead, and another life has begun: ours ends, whatever it was about to do."""

@@ -104,6 +104,14 @@ class Registry:
     def dismissed(self, name: str) -> bool:
         return self._place(name, "dismissed").exists()
 
+    def unwanted(self, name: str, life: int, parent: int = 0) -> str:
+        """Why nobody needs this life any more: others decide that; empty: it is wanted."""
+        if self.dismissed(name):
+            return "dismissed"
+        if not self.lists(name, life):
+            return "succeeded"  # routers hear only the latest life; who stays blocks the task that it is
+        return "orphaned" if parent and os.getppid() != parent else ""
+
     def ask_checkpoint(self, name: str) -> None:
         """Ask an instance for a checkpoint; it looks here a few times a second."""
         self._place(name, "checkpoint").touch()

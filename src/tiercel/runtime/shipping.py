@@ -141,7 +141,7 @@ class Shipper:
 
     def _ship_base(self) -> None:
         """The store as it is now. Batches that come meanwhile are in the next increment, some in both."""
-        number, life = self._number + 1, self._store.life
+        number, life = max(self._number, self._backup.last_number()) + 1, self._store.life
         through, everything = self._store.pairs()
         tail, self._base_bytes = self._backup.put_base(life, number, through, _paced(everything))
         self._backup.put_head(life, number, number, through, tail)
