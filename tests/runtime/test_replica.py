@@ -230,6 +230,40 @@ def test_with_both_copies_gone_it_says_so_and_does_not_begin_anew(
             router_host(deployment.place, deployment.executors[SITE])
 
 
+def test_after_the_end_of_everyone_each_finds_what_its_last_life_left_on_another_disk(tmp_path: Path) -> None:
+    """The whole application has died, replicas too; Spark starts each of them on another executor."""
+    with deployed(tmp_path) as (deployment, producer, subscriber):
+        for _ in range(2):
+            deployment.send(producer)
+            deployment.read(subscriber)
+            deployment.until_followed(SITE, INSTANCE)
+            deployment.end()
+            deployment.executors |= {name: str(int(on) + 10) for name, on in deployment.executors.items()}
+            deployment.start(REPLICA, SITE, INSTANCE)
+        deployment.send(producer)
+        deployment.read(subscriber)
+        assert_once_and_in_order(payloads(deployment.entries), deployment.sent)
+
+
+def test_a_disk_of_an_earlier_life_is_not_taken_for_the_newest_when_all_else_is_gone(tmp_path: Path) -> None:
+    with deployed(tmp_path) as (deployment, producer, subscriber):
+        deployment.send(producer)
+        deployment.read(subscriber)
+        deployment.until_followed(SITE)
+        first = deployment.disk(SITE)
+        deployment.hosts.pop(SITE).end()
+        deployment.executors[SITE] = "11"
+        deployment.start(SITE)
+        deployment.send(producer)
+        deployment.until_followed(SITE)
+        deployment.lose(SITE)
+        deployment.lose(REPLICA)
+        deployment.start(REPLICA)
+        assert first.exists()
+        with pytest.raises(UserError, match="both copies of cloud are gone"):
+            router_host(deployment.place, deployment.executors[SITE])
+
+
 def test_an_executor_that_comes_back_with_an_old_disk_does_not_bring_the_past_back(tmp_path: Path) -> None:
     with deployed(tmp_path) as (deployment, producer, subscriber):
         deployment.send(producer)

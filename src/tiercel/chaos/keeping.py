@@ -8,7 +8,7 @@ Not responsible for: striking (supervisor.py), what `start` does with it (runtim
     backup   routers and instances store on a disk of their executor; strict: nothing is acknowledged before
              a backup elsewhere has it
 
-One more durability is one more entry.
+    replica  the same disks; nothing is acknowledged before a task on another executor holds it
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _KEEPING: Mapping[str, Callable[[Path, Path], Arguments]] = {
     "os": lambda disks, elsewhere: {"durability": "os"},
     "disk": lambda disks, elsewhere: {"durability": "disk"},
     "backup": _backup,
+    "replica": lambda disks, elsewhere: {"durability": "replica", "local": str(disks / "{executor}")},
 }
 DURABILITIES = tuple(_KEEPING)
 DEFAULT = "backup"

@@ -65,6 +65,15 @@ class Lives:
         held = self._held()
         return held[-1].read_text(encoding="utf-8") if held else ""
 
+    def held_since(self) -> int:
+        """The last life in which something was acknowledged; a store of an earlier life lacks it."""
+        held = self._held()
+        return int(held[-1].suffix[1:]) if held else 0
+
+    def places(self) -> set[str]:
+        """Where lives have stored that began not before that one."""
+        return {self._where(life) for life in self._all() if life >= self.held_since()} - {""}
+
     def forget_held(self) -> None:
         """It is retired: it has no key, and owes nothing."""
         for held in self._held():

@@ -8,7 +8,9 @@ Not responsible for: following from then on (replication.py), storage without re
     missing, or of an earlier life           the replica that follows us is asked, and refuses earlier lives:
         it holds a newer one                     that is restored
         it holds an older one                    it is opened
-        it holds nothing any more                a backup is restored; without one, an error says so
+        it holds nothing any more                what its last life left on a disk of this host is taken, as
+                                                 after the end of the whole application; or its backup;
+                                                 without either, an error says so
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def open_replicated(
         backup = ProcessBackup(Location(manifest.backup.location), manifest.id, process)
     found = _numbers(directory)
     others = 0 if backup is None else backup.last_life()
-    here = f"{socket.gethostname()}:{directory}" if manifest.local else ""  # else all see the same one
+    here = _here(directory) if manifest.local else ""  # else all see the same one
     claim = lives.claim(max(found[0], others) if found else others, here)
     if found is None or claim.elsewhere or others > found[0]:
         _restore_if_needed(place, manifest, process, directory, found, lives, claim, backup, replicas)
@@ -113,9 +115,35 @@ def _restore_if_needed(
                 log.warning("%s was restored from %s, through batch %d", process, holder, state.through)
     held = state is not None and state.through >= 0
     if holder and not held and (found is None or claim.elsewhere):
-        _restore_from_backup(manifest, process, directory, backup, holder, answered=state is not None)
+        if not _restore_from_neighbour(process, directory, lives):
+            _restore_from_backup(manifest, process, directory, backup, holder, answered=state is not None)
     elif not holder and found is None and backup is not None and backup.head() is not None:
         restore(backup, directory)  # it had no replica when it ran last
+
+
+def _here(directory: Path) -> str:
+    return f"{socket.gethostname()}:{directory}"
+
+
+def _restore_from_neighbour(process: str, directory: Path, lives: Lives) -> bool:
+    """From a disk of this host where it stored last, if all that was ever acknowledged is there.
+
+    Whoever still writes there has an earlier life, and no replica takes that for true any more.
+    """
+    ages: dict[tuple[int, int], Path] = {}
+    for where in sorted(lives.places()):
+        path = Path(where.partition(":")[2])
+        age = _numbers(path) if where == _here(path) else None
+        if age is not None and age[0] >= lives.held_since():
+            ages[age] = path
+    if not ages:
+        return False
+    newest = max(ages)
+    if ages[newest] != directory:
+        with contextlib.closing(StoreView(ages[newest])) as view:
+            set_in_place(directory, [view.pairs()[1]], lambda: newest)
+        log.warning("%s was restored from %s, through batch %d", process, ages[newest], newest[1])
+    return True
 
 
 def _age(state: m.CopyState) -> tuple[int, int]:
