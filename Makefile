@@ -29,9 +29,9 @@ $(STAMP): pyproject.toml requirements.lock
 demo: $(STAMP)  ## the demonstration
 	@$(BIN)/tiercel demo
 
-# Three processes: what needs Spark, the chaos run, which mostly waits, and the rest.
+# Three processes on two cores: tests on Spark, the chaos run above all, often wait. Each has a session.
 test: check  ## check, then all tests
-	$(BIN)/pytest -n 3 --dist loadgroup
+	$(BIN)/pytest -n 3 --dist worksteal
 
 check: $(STAMP)  ## lint, format, types, architecture
 	$(BIN)/ruff check

@@ -43,12 +43,5 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that needs the session runs in one process; programs with sessions of their own run beside it.
-
-    What has a group of its own begins first: it takes longest.
-    """
-    alone = [item for item in items if item.get_closest_marker("xdist_group") is not None]
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()) and item not in alone:
-            item.add_marker(pytest.mark.xdist_group("spark"))
-    items.sort(key=lambda item: item not in alone)
+    """What takes longest begins first: a process that got it last would keep all others waiting."""
+    items.sort(key=lambda item: item.get_closest_marker("longest") is None)

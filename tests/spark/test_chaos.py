@@ -58,7 +58,7 @@ def test_the_judge_notices_each_kind_of_fault(spark: SparkSession, tmp_path: Pat
     assert found == Audit(inputs=len(right), outputs=len(given), **expected)
 
 
-@pytest.mark.xdist_group("chaos")  # three minutes, and mostly waiting: beside all others, and begun first
+@pytest.mark.longest  # three minutes, and mostly waiting: beside all others
 def test_three_minutes_with_every_kind_of_fault_keep_every_promise(tmp_path: Path) -> None:
     """Exit code 2 means: all is well, but this machine was too busy for as many faults as there should be."""
     out = tmp_path / "chaos"
