@@ -85,7 +85,7 @@ def test_tuples_come_through_once_and_in_order_while_keys_move(
                 source, destination = OPERATOR.instances
                 table = RoutingTable.initial(OPERATOR)
                 keys = KeySet(keys=frozenset(k for k in load.keys if table.route(k).instance == source))
-                load.request(MoveRequest("mv", "average", keys, source, destination, "live", 5_000.0))
+                load.request(MoveRequest("mv", "average", keys, source, destination, "live", 60_000.0))
                 await until(lambda: load.move_ended, f"the move does not end: {load.statuses[-3:]}")
                 assert load.statuses[-1][1].phase == "done", load.statuses[-1][1].reason
                 await asyncio.sleep(0.3)

@@ -42,8 +42,9 @@ from tiercel.runtime.lives import Lives
 from tiercel.runtime.place import ReplicaPlan
 from tiercel.runtime.registry import Registry
 from tiercel.runtime.replication import Fenced, Phase, Replication, replica_name
-from tiercel.runtime.store import NO_TABLE, Store, decode_key
+from tiercel.runtime.store import NO_TABLE, Store
 from tiercel.runtime.storing import directory_of
+from tiercel.runtime.tables import decode_key
 
 REPLICA = replica_name(SITE, 1)
 

@@ -18,7 +18,8 @@ from tiercel.core.records import KeyImage
 from tiercel.core.routing import slot_of
 from tiercel.core.topology import Operator, Topology
 from tiercel.runtime.place import Manifest, Place, StreamFacts
-from tiercel.runtime.store import DamagedStore, Store, encode_key
+from tiercel.runtime.store import DamagedStore, Store
+from tiercel.runtime.tables import encode_key
 from tiercel.spark.state_source import key_columns
 
 ME = "count@cloud#1"

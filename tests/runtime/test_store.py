@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tiercel.core.effects import Write
 from tiercel.core.records import Entry, KeyImage, Route, Tick
-from tiercel.runtime.store import Store, decode_key, encode_key
+from tiercel.runtime.store import Store
+from tiercel.runtime.tables import decode_key, encode_key
 
 ELEMENTS = {
     "int": st.integers(-(1 << 62), 1 << 62),

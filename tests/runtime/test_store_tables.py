@@ -17,7 +17,8 @@ from tiercel.core.records import Entry, KeySet, StreamEntry
 from tiercel.core.router import Router
 from tiercel.core.topology import Stream
 from tiercel.runtime.packed import encoder
-from tiercel.runtime.store import TABLES, Store
+from tiercel.runtime.store import Store
+from tiercel.runtime.tables import TABLES
 
 A, B = "op@a#0", "op@b#0"
 CORE = Path(tiercel.core.__file__).parent

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThan
 
 from tiercel.bench.averages import INPUT, OUTPUT, SITE, topology
 from tiercel.core.records import KeyImage
@@ -19,7 +18,7 @@ from tiercel.spark.datasource import Streams
 from tiercel.spark.feed import column_names, python_rows
 from tiercel.spark.metrics_source import Metrics
 from tiercel.spark.schema import Columns, parse_ddl
-from tiercel.spark.state_source import State, StateReader, key_columns, variables
+from tiercel.spark.state_source import State, key_columns, variables
 
 READING = "sensor string not null, n int, value double"
 
@@ -183,18 +182,6 @@ def test_state_and_metrics_name_what_is_missing(place: Place) -> None:
         State({"storage": str(place.directory)}).schema()
     with pytest.raises(UserError, match="holds no deployment"):
         Metrics({"storage": str(place.directory / "elsewhere")}).schema()
-
-
-def test_a_filter_on_the_whole_key_becomes_a_look_up(place: Place) -> None:
-    key = Columns("car string, lane int", ["car", "lane"])
-    reader = StateReader(place, "average", key)
-    filters = [EqualTo(("key", "car"), "a"), GreaterThan(("offset",), 3)]
-    assert reader.pushFilters(filters) == filters
-    assert reader.partitions()[0].value is None
-    reader.pushFilters([EqualTo(("key", "lane"), 7)])
-    assert reader.partitions()[0].value == key.key_of(["a", 7])
-    reader.pushFilters([EqualTo(("key", "lane"), "seven")])
-    assert reader.partitions()[0].value is None
 
 
 def test_every_kind_of_state_is_shown_as_json() -> None:

@@ -22,7 +22,8 @@ from tiercel.core.routing import slot_of
 from tiercel.core.topology import Operator, Stream, Topology
 from tiercel.errors import UserError
 from tiercel.runtime.place import Manifest, Place, StreamFacts
-from tiercel.runtime.store import Store, encode_key
+from tiercel.runtime.store import Store
+from tiercel.runtime.tables import encode_key
 from tiercel.spark.datasource import register
 from tiercel.spark.ddl import parse_ddl
 from tiercel.spark.kept_state import image_columns

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tiercel.core.feed import LIVE
+from tiercel.core.feed import LIVE, Feed
 from tiercel.core.lanes import Inbound
 from tiercel.core.readers import Readers
 from tiercel.core.records import (
@@ -104,6 +104,12 @@ class Inbox(Readers):
         self.left_out: Callable[[Inbox, Row], bool] = lambda inbox, row: False  # asked for those inputs
 
     # -- routing -----------------------------------------------------------------------------
+
+    def new_feed(self, instance: str) -> Feed:
+        settings = self.settings
+        feed = Feed(instance, settings.dispatch_rows_max, settings.read_entries_max, self.table.count)
+        self.feeds[instance] = feed
+        return feed
 
     def resolve(self, key: Key) -> str:
         """The part or lane a key's rows go to, looked up once and then remembered until a change."""

@@ -17,7 +17,6 @@ from tiercel.core.arrivals import Phase as ArrivalPhase
 from tiercel.core.departures import DECIDED, Departure
 from tiercel.core.departures import Phase as DeparturePhase
 from tiercel.core.faults import InvalidRequest
-from tiercel.core.feed import Feed
 from tiercel.core.feed import Phase as FeedPhase
 from tiercel.core.inbox import Inbox
 from tiercel.core.readers import Reader
@@ -264,10 +263,7 @@ class MoveDesk(Traffic):
             return
         feed = inbox.feeds.get(message.instance)
         if feed is None:
-            settings = self.settings
-            feed = inbox.feeds[message.instance] = Feed(
-                message.instance, settings.dispatch_rows_max, settings.read_entries_max, inbox.table.count
-            )
+            feed = inbox.new_feed(message.instance)
         feed.inherited = inbox.heirs.get(message.instance)
         feed.attach(message.life, message.session)
         fresh = reader is None

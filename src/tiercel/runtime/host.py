@@ -55,18 +55,17 @@ from tiercel.core.records import Inheritance
 from tiercel.runtime.link import HandshakeFailed
 from tiercel.runtime.machine import Machine, MissingStore, OnEvents, tame_collector, wall_clock
 from tiercel.runtime.metrics import Meter
+from tiercel.runtime.outbox import Outbox
 from tiercel.runtime.peers import LOOK_S, Peers
 from tiercel.runtime.registry import Address, Registry
 from tiercel.runtime.replication import Fenced, Replication
 from tiercel.runtime.safekeeping import Safekeeping
 from tiercel.runtime.store import Store
 from tiercel.runtime.tls import TlsFiles
-from tiercel.runtime.wire import CAN_LINGER, merged
 
 log = logging.getLogger(__name__)
 
 TURN_MS_MAX = 2.0  # then what is ready leaves, even if more has come: latency under load
-LINGER_S = 0.002  # what nobody waits for may wait for company: a write is what costs most
 STORY_MAX = 200  # notes kept for the report of a failure
 
 
@@ -137,9 +136,8 @@ class Host:
         self._links = self._peers.links
         self._waiting: deque[Event] = deque()
         self._planned = False
-        self._out: dict[str, list[Message]] = {}
+        self._outbox = Outbox(self._links)
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._linger: asyncio.TimerHandle | None = None  # then what has waited for company leaves
         self._syncing = False
         self._synced = self._durable = 0
 
@@ -152,7 +150,7 @@ class Host:
         looking: asyncio.Task[None] | None = None
         try:
             if self._replication is not None:
-                self._replication.start(self._say_at_once, self._drop, self._vouch, self._give_way)
+                self._replication.start(self._outbox.say_at_once, self._drop, self._vouch, self._give_way)
             if self._backup is not None:
                 self._backup.start(lambda seq: loop.call_soon_threadsafe(self._on_shipped, seq))
             if self._listens:
@@ -166,6 +164,7 @@ class Host:
                 looking.cancel()
             for timer in self._timers.values():
                 timer.cancel()
+            self._outbox.close()
             await self._peers.close()
             if self._store is not None:
                 try:
@@ -220,7 +219,7 @@ class Host:
         if self._replication is not None and self._replication.concerns(peer):
             self._replication.disconnected(peer)
             return
-        self._out.pop(peer, None)
+        self._outbox.forget(peer)
         if self._backup is not None:
             self._backup.forget(peer)
         self.take(Disconnected(peer))
@@ -259,12 +258,12 @@ class Host:
         begun = time.monotonic()
         try:
             self._work(begun + TURN_MS_MAX / 1e3)
-            self._leave()
+            self._outbox.leave()
             if self._store is not None and self._durable < self._store.queued:
                 self._commit(self._store)
                 if self._replication is not None:
                     self._replication.flush()
-                self._leave()
+                self._outbox.leave()
         except Exception as error:
             log.exception("%s failed; its last words:\n%s", self.name, "\n".join(self.story))
             if not self._ended.done():
@@ -310,25 +309,6 @@ class Host:
             self._durable = seq
             self._perform(self.machine.on_event(Durable(seq), self._clock()))
 
-    def _leave(self, *, lingered: bool = False) -> None:
-        """Everything that was said so far, in one write per peer."""
-        if not self._out:
-            return
-        staying: dict[str, list[Message]] = {}
-        for peer, messages in self._out.items():
-            if not lingered and len(messages) == 1 and type(messages[0]) in CAN_LINGER:
-                staying[peer] = messages
-            elif (link := self._links.get(peer)) is not None:
-                link.send(messages)
-        self._out = staying
-        if staying and self._linger is None:
-            self._linger = self._loop.call_later(LINGER_S, self._stop_lingering)
-
-    def _stop_lingering(self) -> None:
-        self._linger = None
-        if not self._ended.done():
-            self._leave(lingered=True)
-
     def _drop(self, peer: str) -> None:
         link = self._links.get(peer)
         if link is not None:
@@ -356,7 +336,7 @@ class Host:
                     self.story.append(effect.text)
                     log.info("%s: %s", self.name, effect.text)
                 case Exit():
-                    self._leave()
+                    self._outbox.leave()
                     self.end(effect.reason)
                 case Launch():
                     self._ask(self._on_launch, effect.instance)
@@ -370,23 +350,7 @@ class Host:
             return  # lost, as the effect says; the machine says it again when the peer connects
         if self._backup is not None and self._backup.holds(to, message, self._needed_store().written):
             return
-        self._say(to, message)
-
-    def _say_at_once(self, to: str, message: Message) -> None:
-        link = self._links.get(to)
-        if link is not None:
-            link.send([message])
-
-    def _say(self, to: str, message: Message) -> None:
-        said = self._out.get(to)
-        if said is None:
-            self._out[to] = [message]
-            return
-        both = merged(said[-1], message)
-        if both is None:
-            said.append(message)
-        else:
-            said[-1] = both
+        self._outbox.say(to, message)
 
     def _needed_store(self) -> Store:
         if self._store is None:
@@ -452,7 +416,7 @@ class Host:
         if self._ended.done() or self._backup is None:
             return
         for peer, message in self._backup.on_shipped(seq):
-            self._say(peer, message)
+            self._outbox.say(peer, message)
         self._vouch()
         self._plan()
 

@@ -21,8 +21,9 @@ from tiercel.runtime.backups import ProcessBackup
 from tiercel.runtime.locations import Location
 from tiercel.runtime.pieces import Pair
 from tiercel.runtime.place import Manifest, Place
-from tiercel.runtime.store import NO_TABLE, StoreView, decode_key, decode_value, encode_key
+from tiercel.runtime.store import NO_TABLE, StoreView
 from tiercel.runtime.storing import exists, is_newest
+from tiercel.runtime.tables import decode_key, decode_value, encode_key
 
 STATE = encode_key(("state",))
 

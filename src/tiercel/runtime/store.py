@@ -7,14 +7,13 @@ Not responsible for: what the tables mean (core/), when something is written (ho
                                       `os` ends here        `disk` goes on: one sync for all that wait
                                       `replica`: and another process holds it (replication.py)
 
-Keys keep their order as bytes, so the entries of an inbox are a range. Values carry no type of
+Keys keep their order as bytes (tables.py), so the entries of an inbox are a range. Values carry no type of
 their own: the table says it, and decoding refuses what does not fit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,54 +23,14 @@ from typing import Any, Final, Literal, cast
 import msgspec
 from rocksdict import AccessType, DbClosedError, Options, Rdict, WriteBatch
 
-from tiercel.core.arrivals import ArrivalRecord
-from tiercel.core.checkpoints import Cursor
-from tiercel.core.departures import DepartureRecord
 from tiercel.core.effects import StorageKey, Write
-from tiercel.core.messages import LaneFrame, ShadowNotice
-from tiercel.core.readers import Pause, Reader
-from tiercel.core.records import Entry, Inheritance, KeyFacts, KeyImage, Position, Route, TableUpdate
+from tiercel.core.records import Entry, KeyFacts, KeyImage
 from tiercel.errors import UserError
 from tiercel.runtime.packed import decode_stream_entry, encoder
 from tiercel.runtime.pieces import Pair
+from tiercel.runtime.tables import decode_key, decoders, encode_key, prefix_of
 
 Durability = Literal["os", "disk", "replica"]
-
-TABLES: Final[dict[str, Any]] = {
-    # a router's
-    "head": tuple[int, int, int],
-    "trimmed": int,
-    "ends": list[tuple[int, int]],
-    "route": Route,
-    "route_key": Route,
-    "mark": dict[str, int],
-    "count": int,
-    "reader": Reader,
-    "retired": bool,
-    "heir": Inheritance,
-    "emitted": int,
-    "pause": Pause,
-    "producer": int,
-    "producer_life": str,
-    "source": int,
-    "lane": tuple[LaneFrame, int],
-    "lane_next": int,
-    "stream_head": int,
-    "received": int,
-    "departure": DepartureRecord,
-    "arrival": ArrivalRecord,
-    "ended": tuple[str, str],
-    "merged": bool,
-    "shadow": ShadowNotice,
-    "move_mark": Position,
-    "inbox": Entry,  # or StreamEntry, in an output log: see `read_log`
-    # an instance's
-    "state": KeyImage,
-    "move": KeyImage,
-    "routes": TableUpdate,
-    "cursor": Cursor,
-    "schema": dict[str, int],  # variable -> version that all its values are stored in; 1 if not named
-}
 
 LIFE: Final = b"\x00life"  # sorts before every table, and is none: counts the starts at this place
 BATCHES: Final = b"\x00batches"  # same: counts the batches that were handed over for a backup
@@ -84,11 +43,7 @@ WRITE_BUFFER_BYTES = 64 * 1024 * 1024  # entries are often trimmed before they l
 WRITE_BUFFER_BYTES_MIN = 8 * 1024 * 1024
 WAL_BYTES_MAX = 256 * 1024 * 1024  # what a restart reads again at most
 
-_BYTES, _INT, _STR = 1, 2, 3
-_SIGN = 1 << 63  # added to an int, so that negative ones sort first
-
 _encode = encoder.encode
-_decoders = {table: msgspec.msgpack.Decoder(kind) for table, kind in TABLES.items()}
 
 
 class _StoredTimers(msgspec.Struct, array_like=True):
@@ -124,59 +79,6 @@ class StorageBusy(Exception):
     """Another process holds the directory."""
 
 
-# -- keys -------------------------------------------------------------------------------------
-
-
-def encode_key(key: StorageKey) -> bytes:
-    """Bytes that compare as the tuples do, within one shape of tuple."""
-    last = key[-1]
-    if type(last) is str:
-        return _prefix(key)  # these are few, and come again with every write
-    return _prefix(key[:-1]) + _element(last)
-
-
-@functools.lru_cache(4096)
-def _prefix(elements: StorageKey) -> bytes:
-    return b"".join(_element(element) for element in elements)
-
-
-def _element(value: str | int | bytes) -> bytes:
-    if type(value) is int:
-        return b"\x02" + (value + _SIGN).to_bytes(8)
-    if type(value) is str:
-        return b"\x03" + value.encode().replace(b"\x00", b"\x00\xff") + b"\x00\x00"
-    if type(value) is bytes:
-        return b"\x01" + value.replace(b"\x00", b"\x00\xff") + b"\x00\x00"
-    reason = f"a storage key holds str, int and bytes, not {value!r}"
-    raise TypeError(reason)
-
-
-def decode_key(data: bytes) -> StorageKey:
-    elements: list[str | int | bytes] = []
-    at = 0
-    while at < len(data):
-        kind = data[at]
-        if kind == _INT:
-            elements.append(int.from_bytes(data[at + 1 : at + 9]) - _SIGN)
-            at += 9
-            continue
-        end = at + 1
-        while True:
-            end = data.index(b"\x00", end)
-            if data[end + 1 : end + 2] != b"\xff":
-                break
-            end += 2
-        raw = data[at + 1 : end].replace(b"\x00\xff", b"\x00")
-        elements.append(raw.decode() if kind == _STR else raw)
-        at = end + 2
-    return tuple(elements)
-
-
-def decode_value(key: StorageKey, value: bytes) -> Any:
-    """What stands under a key, by the table that it is in."""
-    return _decoders[str(key[0])].decode(value)
-
-
 # -- the store --------------------------------------------------------------------------------
 
 
@@ -200,7 +102,7 @@ class Store:
         self.durability = durability
         self._directory = directory
         self._decoders = (
-            _decoders
+            decoders
             if tables is None
             else {table: msgspec.msgpack.Decoder(kind) for table, kind in tables.items()}
         )
@@ -295,7 +197,7 @@ class Store:
         if data is None:
             reason = f"{place!r} is in the checkpoint, but not in {self._directory}"
             raise KeyError(reason)
-        image: KeyImage = _decoders["state"].decode(data)
+        image: KeyImage = decoders["state"].decode(data)
         return image, len(data)
 
     def read_log(self, inbox: str, after: int, limit: int) -> list[Entry]:
@@ -305,10 +207,10 @@ class Store:
         and its reader in the core knows that.
         """
         self.commit()
-        prefix = _prefix(("inbox", inbox))
+        prefix = prefix_of(("inbox", inbox))
         outputs = self._db.get(encode_key(("stream_head", inbox))) is not None
         decode = cast(
-            "Callable[[bytes], Entry]", decode_stream_entry if outputs else _decoders["inbox"].decode
+            "Callable[[bytes], Entry]", decode_stream_entry if outputs else decoders["inbox"].decode
         )
         found: list[Entry] = []
         for data, value in self._scan(encode_key(("inbox", inbox, after + 1))):
@@ -338,7 +240,7 @@ class StoreView:
     def get(self, key: StorageKey) -> Any:
         try:
             found = self._db.get(encode_key(key))
-            return None if found is None else _decoders[str(key[0])].decode(found)
+            return None if found is None else decoders[str(key[0])].decode(found)
         except Exception as error:
             raise self._damaged(key, error) from error
 
@@ -348,8 +250,8 @@ class StoreView:
 
     def scan(self, prefix: StorageKey) -> Iterator[tuple[StorageKey, Any]]:
         """Everything whose key begins like this, in the order of the keys."""
-        begin = _prefix(prefix)
-        decode = _decoders[str(prefix[0])].decode
+        begin = prefix_of(prefix)
+        decode = decoders[str(prefix[0])].decode
         items = cast("Iterator[tuple[bytes, bytes]]", iter(self._db.items(from_key=begin)))
         while (item := self._next(items, prefix)) is not None and item[0].startswith(begin):
             key = decode_key(item[0])

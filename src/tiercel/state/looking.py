@@ -24,8 +24,9 @@ from tiercel.errors import UserError
 from tiercel.runtime.backups import ProcessBackup
 from tiercel.runtime.locations import Location
 from tiercel.runtime.place import Manifest, Place
-from tiercel.runtime.store import NO_TABLE, StoreView, decode_key
+from tiercel.runtime.store import NO_TABLE, StoreView
 from tiercel.runtime.storing import exists, readable
+from tiercel.runtime.tables import decode_key
 
 Kind = Literal["processing", "routing", "buffer"]
 

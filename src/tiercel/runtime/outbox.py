@@ -1,0 +1,67 @@
+"""What a process is about to say, by peer: it leaves in as few frames as possible.
+
+Responsible for: messages that become one, one write per peer and turn, what may wait for company.
+Not responsible for: what is said and when it may be (host.py), connections (peers.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from tiercel.core.messages import Message
+from tiercel.runtime.link import Link
+from tiercel.runtime.wire import CAN_LINGER, merged
+
+LINGER_S = 0.002  # what nobody waits for may wait for company: a write is what costs most
+
+
+class Outbox:
+    """Everything said and not sent."""
+
+    def __init__(self, links: Mapping[str, Link]) -> None:
+        self._links = links
+        self._said: dict[str, list[Message]] = {}
+        self._linger: asyncio.TimerHandle | None = None  # then what has waited for company leaves
+
+    def say(self, to: str, message: Message) -> None:
+        said = self._said.get(to)
+        if said is None:
+            self._said[to] = [message]
+            return
+        both = merged(said[-1], message)
+        if both is None:
+            said.append(message)
+        else:
+            said[-1] = both
+
+    def say_at_once(self, to: str, message: Message) -> None:
+        link = self._links.get(to)
+        if link is not None:
+            link.send([message])
+
+    def leave(self, *, lingered: bool = False) -> None:
+        """Everything that was said so far, in one write per peer."""
+        if not self._said:
+            return
+        staying: dict[str, list[Message]] = {}
+        for peer, messages in self._said.items():
+            if not lingered and len(messages) == 1 and type(messages[0]) in CAN_LINGER:
+                staying[peer] = messages
+            elif (link := self._links.get(peer)) is not None:
+                link.send(messages)
+        self._said = staying
+        if staying and self._linger is None:
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._stop_lingering)
+
+    def _stop_lingering(self) -> None:
+        self._linger = None
+        self.leave(lingered=True)
+
+    def forget(self, peer: str) -> None:
+        self._said.pop(peer, None)
+
+    def close(self) -> None:
+        self._said = {}
+        if self._linger is not None:
+            self._linger.cancel()

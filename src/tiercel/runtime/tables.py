@@ -1,0 +1,111 @@
+"""What is stored: one value type per table, and keys as bytes that keep their order.
+
+Responsible for: every table of the core with its type; keys and values to bytes and back.
+Not responsible for: when something is written (store.py), what the tables mean (core/).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+import msgspec
+
+from tiercel.core.arrivals import ArrivalRecord
+from tiercel.core.checkpoints import Cursor
+from tiercel.core.departures import DepartureRecord
+from tiercel.core.effects import StorageKey
+from tiercel.core.messages import LaneFrame, ShadowNotice
+from tiercel.core.readers import Pause, Reader
+from tiercel.core.records import Entry, Inheritance, KeyImage, Position, Route, TableUpdate
+
+TABLES: Final[dict[str, Any]] = {
+    # a router's
+    "head": tuple[int, int, int],
+    "trimmed": int,
+    "ends": list[tuple[int, int]],
+    "route": Route,
+    "route_key": Route,
+    "mark": dict[str, int],
+    "count": int,
+    "reader": Reader,
+    "retired": bool,
+    "heir": Inheritance,
+    "emitted": int,
+    "pause": Pause,
+    "producer": int,
+    "producer_life": str,
+    "source": int,
+    "lane": tuple[LaneFrame, int],
+    "lane_next": int,
+    "stream_head": int,
+    "received": int,
+    "departure": DepartureRecord,
+    "arrival": ArrivalRecord,
+    "ended": tuple[str, str],
+    "merged": bool,
+    "shadow": ShadowNotice,
+    "move_mark": Position,
+    "inbox": Entry,  # or StreamEntry, in an output log: see `read_log`
+    # an instance's
+    "state": KeyImage,
+    "move": KeyImage,
+    "routes": TableUpdate,
+    "cursor": Cursor,
+    "schema": dict[str, int],  # variable -> version that all its values are stored in; 1 if not named
+}
+
+_BYTES, _INT, _STR = 1, 2, 3
+_SIGN = 1 << 63  # added to an int, so that negative ones sort first
+
+decoders = {table: msgspec.msgpack.Decoder(kind) for table, kind in TABLES.items()}
+
+
+def encode_key(key: StorageKey) -> bytes:
+    """Bytes that compare as the tuples do, within one shape of tuple."""
+    last = key[-1]
+    if type(last) is str:
+        return prefix_of(key)  # these are few, and come again with every write
+    return prefix_of(key[:-1]) + _element(last)
+
+
+@functools.lru_cache(4096)
+def prefix_of(elements: StorageKey) -> bytes:
+    return b"".join(_element(element) for element in elements)
+
+
+def _element(value: str | int | bytes) -> bytes:
+    if type(value) is int:
+        return b"\x02" + (value + _SIGN).to_bytes(8)
+    if type(value) is str:
+        return b"\x03" + value.encode().replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+    if type(value) is bytes:
+        return b"\x01" + value.replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+    reason = f"a storage key holds str, int and bytes, not {value!r}"
+    raise TypeError(reason)
+
+
+def decode_key(data: bytes) -> StorageKey:
+    elements: list[str | int | bytes] = []
+    at = 0
+    while at < len(data):
+        kind = data[at]
+        if kind == _INT:
+            elements.append(int.from_bytes(data[at + 1 : at + 9]) - _SIGN)
+            at += 9
+            continue
+        end = at + 1
+        while True:
+            end = data.index(b"\x00", end)
+            if data[end + 1 : end + 2] != b"\xff":
+                break
+            end += 2
+        raw = data[at + 1 : end].replace(b"\x00\xff", b"\x00")
+        elements.append(raw.decode() if kind == _STR else raw)
+        at = end + 2
+    return tuple(elements)
+
+
+def decode_value(key: StorageKey, value: bytes) -> Any:
+    """What stands under a key, by the table that it is in."""
+    return decoders[str(key[0])].decode(value)
