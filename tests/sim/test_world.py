@@ -548,7 +548,7 @@ def test_every_effect_is_performed_in_order() -> None:
     assert stage.peer.messages == ["hello"]
     assert life.events[2:] == [
         LogRead("i", "reader", [entry(2)]),
-        CheckpointLoaded({}),  # the batch was not durable yet
+        CheckpointLoaded({}, life.events[3].shelf),  # the batch was not durable yet
         Durable(1),
         TimerFired("t"),
     ]
