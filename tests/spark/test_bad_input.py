@@ -306,10 +306,16 @@ def test_too_few_slots_are_said_before_anything_starts(
     says(lambda: beside.live.scale(OPERATOR, {"cloud": 40}), "task slots", "tiercel.session(slots=")
     with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
         declare(live, instances={"cloud": 10})  # there would be room, but for the deployment beside it
-        says(live.deploy, "11 routers and instances", "4 run already", "has 16", "tiercel.session(slots=17)")
+        says(
+            live.deploy,
+            "11 routers, replicas and instances",
+            "4 run already",
+            "has 16",
+            "tiercel.session(slots=17)",
+        )
     with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
         declare(live, instances={"cloud": 40})
-        says(live.deploy, "41 routers and instances", "has 16", "tiercel.session(slots=47)")
+        says(live.deploy, "41 routers, replicas and instances", "has 16", "tiercel.session(slots=47)")
     assert not (tmp_path / "storage" / "deployment.json").exists()
 
 
