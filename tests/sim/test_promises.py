@@ -1,6 +1,6 @@
 """The promises, under faults: many seeds, every crash point, and each bug that was ever found here.
 
-`make test` runs this; `tiercel sim --seeds 5000` is the long form.
+`make test` runs this; `tiercel sim --seeds 5000` and `tiercel sim --points` are the long form.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tiercel.sim.scenario import FAULTS, Action, Options, Scenario, draw
 
 WIDE = {"sites_max": 6, "scales": True}
 DELAYED = {**WIDE, "kinds": ("windows", "chained"), "timed": 1.0, "turns": 0.35}
-BLOCKS = 10
-SEEDS_PER_BLOCK = 60  # 600 seeds in all
+BLOCKS = 6
+SEEDS_PER_BLOCK = 60  # 360 seeds in all
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -35,7 +35,7 @@ def test_every_promise_holds_under_faults(block: int) -> None:
 
 @pytest.mark.parametrize("strategy", ["live", "pause", "restart"])
 def test_a_crash_at_any_step_of_any_party_breaks_no_promise(strategy: str) -> None:
-    summary = run_points(1, None, [strategy])
+    summary = run_points(1, None, [strategy], nth=2)
     assert summary.violations == [], summary.line
     assert {p for p in CRASH_POINTS if p[0] == strategy} <= summary.points_hit
 

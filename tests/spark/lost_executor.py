@@ -36,6 +36,9 @@ def lose(live: Live, name: str, disks: Path) -> list[str]:
         while (found := live.place.registry.find(before.name)) is None or found.life <= before.life:
             assert live.failures == {}, live.failures
             time.sleep(0.05)
+    while live.status().single:  # a second loss before there are two copies again is one too many
+        assert live.failures == {}, live.failures
+        time.sleep(0.1)
     return [found.name for found in lost]
 
 

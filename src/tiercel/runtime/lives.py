@@ -70,6 +70,13 @@ class Lives:
         held = self._held()
         return int(held[-1].suffix[1:]) if held else 0
 
+    def held_at(self) -> int:
+        """When it began to hold everything, in ns; 0: it has not."""
+        try:
+            return self._held()[-1].stat().st_mtime_ns
+        except (IndexError, FileNotFoundError):
+            return 0
+
     def places(self) -> set[str]:
         """Where lives have stored that began not before that one."""
         return {self._where(life) for life in self._all() if life >= self.held_since()} - {""}

@@ -85,6 +85,13 @@ def open_replicated(
     return Replicated(Storage(store, safekeeping), replication)
 
 
+def has_copy(place: Place, process: str) -> bool:
+    """Whether a replica holds everything of a process, as both run now."""
+    lives, since = Lives(place.lives, process), place.registry.since
+    holder, at = lives.holder(), lives.held_at()
+    return bool(holder) and at > since(process) > 0 and at > since(holder) > 0
+
+
 def _numbers(directory: Path) -> tuple[int, int] | None:
     """The last life that was stored here, and how many batches it has; None: nothing lies here."""
     if not exists(directory):

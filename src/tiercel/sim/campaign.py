@@ -137,10 +137,18 @@ def stream_seeds(seeds: Iterable[int], options: Options, jobs: int) -> Generator
 
 
 def run_points(
-    jobs: int, on_result: OnResult | None = None, strategies: Iterable[str] | None = None
+    jobs: int,
+    on_result: OnResult | None = None,
+    strategies: Iterable[str] | None = None,
+    nth: int = 1,
 ) -> Summary:
-    """Run the enumeration: each crash point of the given strategies (all) in its own scenarios."""
-    pairs = enumerate_points() if strategies is None else enumerate_points(strategies)
+    """Run the enumeration: each crash point of the given strategies (all) in its own scenarios.
+
+    `nth`: of a point's scenarios only the first and every n-th behind it.
+    """
+    found = enumerate_points() if strategies is None else enumerate_points(strategies)
+    by_point = itertools.groupby(found, key=lambda pair: pair[0])
+    pairs = itertools.chain.from_iterable(itertools.islice(several, 0, None, nth) for _, several in by_point)
     summary, started_s = Summary(), time.monotonic()
     for point, result in stream(_run_point, ((str(p), s) for p, s in pairs), jobs):
         summary.add(result, point)

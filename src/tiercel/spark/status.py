@@ -14,6 +14,7 @@ import msgspec
 
 from tiercel.core.topology import operator_of, site_of
 from tiercel.runtime.place import Place
+from tiercel.runtime.replicated import has_copy
 from tiercel.runtime.replication import is_replica, site_of_replica
 from tiercel.spark.decommission import Handover, Watch
 
@@ -54,6 +55,7 @@ class Status(msgspec.Struct, frozen=True):
     moves: dict[str, str]
     feeds: dict[str, str]
     handovers: list[Handover] = []  # executors that were to go, and what of ours has left them
+    single: list[str] = []  # with durability `replica`: who has no second copy now
 
     def as_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(self)
@@ -81,6 +83,8 @@ class Status(msgspec.Struct, frozen=True):
         lines += [f"{p.name}: {p.reason}" for p in self.processes if p.reason]
         if self.durability == "replica" and len({p.executor for p in self.processes}) == 1:
             lines.append("replicas share the executor of those they hold copies of: it is the only one")
+        if self.single:
+            lines.append(f"no second copy yet, or just now: {', '.join(self.single)}")
         return "\n".join(lines)
 
 
@@ -99,6 +103,8 @@ def collect_status(
         moved[name] = len(overrides)
     leaving = {h.executor for h in watch.handovers.values() if h.state == "moving"}
     processes = [_process(name, place, hosting, console, leaving, owned[name]) for name in hosting.names]
+    with_copies = [p.name for p in processes if p.kind != "replica"] if manifest.replicas else []
+    single = [name for name in with_copies if not has_copy(place, name)]
     return Status(
         manifest.id,
         str(place.directory),
@@ -109,6 +115,7 @@ def collect_status(
         {name: tracked.state for name, tracked in console.moves().items()},
         {feed.name: _feed_state(feed) for feed in feeds},
         [msgspec.structs.replace(handover) for handover in watch.handovers.values()],
+        single,
     )
 
 
