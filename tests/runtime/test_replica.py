@@ -40,7 +40,7 @@ from tiercel.runtime.keeper import Keeper
 from tiercel.runtime.keeping import Keeping
 from tiercel.runtime.lives import Lives
 from tiercel.runtime.place import ReplicaPlan
-from tiercel.runtime.registry import Registry
+from tiercel.runtime.registry import Address, Registry
 from tiercel.runtime.replication import Fenced, Phase, Replication, replica_name
 from tiercel.runtime.store import NO_TABLE, Store
 from tiercel.runtime.storing import directory_of
@@ -419,6 +419,18 @@ def _check_copy(both: Pair) -> None:
     held = both.held()
     states = [both.history[seq] for seq in sorted(both.history) if seq >= both.replication.safe]
     assert held in states
+
+
+def test_a_replica_that_comes_back_on_our_own_executor_is_not_followed(tmp_path: Path) -> None:
+    """It was: the executor that was killed next took both copies along."""
+    registry, lives = Registry(tmp_path / "registry"), Lives(tmp_path / "lives", SITE)
+    store = Store(tmp_path / "disk", "replica", {"count": int})
+    replication = Replication(SITE, store, lives, registry, [REPLICA], "0", apart=True)
+    for executor, dialled in (("2", [REPLICA]), ("0", []), ("3", [REPLICA])):
+        registry.publish(Address(REPLICA, "127.0.0.1", 1, 1, 1, executor=executor))
+        replication.choose()
+        assert (executor, replication.dials()) == (executor, dialled)
+    store.close()
 
 
 def test_a_later_life_fences_the_earlier_one_at_every_step(tmp_path: Path) -> None:

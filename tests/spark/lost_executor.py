@@ -19,6 +19,7 @@ import tiercel
 from tiercel.bench.outages import check_ours, executor_of, spark_home
 from tiercel.bench.steady import Traffic, declare
 from tiercel.core.settings import Settings
+from tiercel.runtime.replicated import has_copy
 from tiercel.spark.live import Live
 
 SLOTS = 6  # per executor
@@ -36,7 +37,8 @@ def lose(live: Live, name: str, disks: Path) -> list[str]:
         while (found := live.place.registry.find(before.name)) is None or found.life <= before.life:
             assert live.failures == {}, live.failures
             time.sleep(0.05)
-    while live.status().single:  # a second loss before there are two copies again is one too many
+    holders = [found.name for found in everyone.values() if found.kind != "replica"]
+    while not all(has_copy(live.place, name) for name in holders):  # a second loss now would be one too many
         assert live.failures == {}, live.failures
         time.sleep(0.1)
     return [found.name for found in lost]

@@ -134,8 +134,9 @@ class Replication:
         """Stay with the one we have while it will do; called a few times a second."""
         if not self._will_do(self.peer):
             better = next((name for name in self._replicas if self._will_do(name)), "")
-            if better and better != self.peer:
+            if better != self.peer:  # also if there is none: a copy on our own executor would be lost with us
                 left, self.peer, self.phase = self.peer, better, Phase.AWAY
+                self._parts = iter(())
                 self._leave(left)
         if self.phase is Phase.FOLLOWING or not self._kept:
             self._quiet_until = time.monotonic() + LOUD_S
