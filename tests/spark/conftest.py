@@ -1,4 +1,4 @@
-"""What tests of the Spark side share: one session for all of them, helpers that workers can import."""
+"""What tests of the Spark side share: a session in each process, helpers that workers can import."""
 
 from __future__ import annotations
 
