@@ -9,7 +9,7 @@ SEEDS ?= 5000
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check sim clean
+.PHONY: help venv demo test long check sim clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -32,6 +32,9 @@ demo: $(STAMP)  ## the demonstration
 # Three processes on two cores: tests on Spark, the chaos run above all, often wait. Each has a session.
 test: check  ## check, then all tests
 	$(BIN)/pytest -n 3 --dist worksteal
+
+long: $(STAMP)  ## tests that differ little from others and take long
+	$(BIN)/pytest -m long -n 2 --dist worksteal
 
 check: $(STAMP)  ## lint, format, types, architecture
 	$(BIN)/ruff check

@@ -39,7 +39,10 @@ def chaos(
         str, typer.Option(help="Spark's; a local[N] has no executors that could be killed.")
     ] = MASTER,
     durability: Annotated[
-        str, typer.Option(help=f"{', '.join(DURABILITIES)}; executors have disks to lose with backup.")
+        str,
+        typer.Option(
+            help=f"{', '.join(DURABILITIES)}; executors have disks to lose with backup and replica."
+        ),
     ] = DEFAULT,
     out: Annotated[
         Path | None, typer.Option(help="Where the record goes, a new directory. Default: out/chaos-SEED-TIME")

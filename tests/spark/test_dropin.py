@@ -128,7 +128,7 @@ def rows_of(
 
 
 @pytest.mark.usefixtures("ended")
-@pytest.mark.parametrize("time_mode", ["none", "eventTime"])
+@pytest.mark.parametrize("time_mode", [pytest.param("none", marks=pytest.mark.long), "eventTime"])
 def test_only_the_call_changes(time_mode: str, spark: SparkSession, tmp_path: Path) -> None:
     processor = Distances if time_mode == "none" else Minutes
     input_rows = batches(400 if time_mode == "none" else 1200)  # more than one frame of a feed

@@ -19,7 +19,11 @@ def test_the_readme_shows_an_example_of_twenty_lines_as_it_is() -> None:
     assert len([line for line in shown.splitlines() if line]) <= 20
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem == "quickstart" else pytest.mark.long) for path in EXAMPLES],
+    ids=lambda path: path.stem,
+)
 def test_an_example_runs_to_its_end_and_its_moves_are_done(path: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     ended = subprocess.run(

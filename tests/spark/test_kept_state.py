@@ -102,7 +102,7 @@ class UnderSpark:
     ("processor", "time_mode", "ops"),
     [
         (Adopted(), "eventTime", ["set", "append", "update", "register", "look"]),
-        (Lasting(), "processingTime", ["begin", "look"]),
+        pytest.param(Lasting(), "processingTime", ["begin", "look"], marks=pytest.mark.long),
     ],
 )
 def test_a_query_that_ran_under_spark_goes_on_as_if_it_still_did(

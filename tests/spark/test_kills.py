@@ -78,6 +78,7 @@ def test_what_is_struck_down_comes_back_and_every_row_comes_out_once_and_in_orde
     traffic.finish()
 
 
+@pytest.mark.long
 def test_who_cannot_start_because_the_disk_is_full_is_not_given_up(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -32,7 +32,12 @@ def oracle(
         background.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("fold", "join in event time")  # much as others that are here
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in CASES]
+)
 def test_outputs_of_each_key_are_those_of_spark(
     name: str, spark: SparkSession, oracle: Oracle, tmp_path: Path
 ) -> None:

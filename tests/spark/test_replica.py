@@ -90,7 +90,7 @@ def test_a_process_that_is_stopped_is_suspected_and_started_again(
     traffic.finish()
 
 
-@pytest.mark.parametrize("name", [INSTANCES[0], "cloud", REPLICA])
+@pytest.mark.parametrize("name", [INSTANCES[0], "cloud", pytest.param(REPLICA, marks=pytest.mark.long)])
 def test_a_process_that_was_suspected_and_goes_on_harms_nobody(
     deployment: tuple[Live, Traffic], name: str
 ) -> None:
@@ -108,7 +108,9 @@ def test_a_process_that_was_suspected_and_goes_on_harms_nobody(
     traffic.finish()
 
 
-@pytest.mark.parametrize("name", [INSTANCES[0], "cloud", REPLICA])
+@pytest.mark.parametrize(
+    "name", [INSTANCES[0], *(pytest.param(n, marks=pytest.mark.long) for n in ("cloud", REPLICA))]
+)
 def test_a_process_that_goes_on_before_it_is_suspected_is_left_alone(
     deployment: tuple[Live, Traffic], name: str
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_durability_that_there_is_not_and_too_few_slots_are_refused(
             live.deploy()
 
 
+@pytest.mark.long
 def test_an_executor_is_killed_and_its_disk_deleted_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     program = Path(__file__).with_name("lost_executor.py")
     command = [sys.executable, str(program), str(tmp_path)]

@@ -225,7 +225,7 @@ def run(source: DataFrame, checkpoint: Path, write: Any) -> list[int]:
     return begun
 
 
-@pytest.mark.parametrize("kind", [Sqlite, Jdbc, Delta, Kafka])
+@pytest.mark.parametrize("kind", [pytest.param(Sqlite, marks=pytest.mark.long), Jdbc, Delta, Kafka])
 def test_a_sink_that_is_written_by_identity_holds_each_row_once(
     kind: type[Sink], spark: SparkSession, deployment: Averages, tmp_path: Path
 ) -> None:
