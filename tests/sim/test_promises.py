@@ -18,8 +18,8 @@ from tiercel.sim.scenario import FAULTS, Action, Options, Scenario, draw
 
 WIDE = {"sites_max": 6, "scales": True}
 DELAYED = {**WIDE, "kinds": ("windows", "chained"), "timed": 1.0, "turns": 0.35}
-BLOCKS = 6
-SEEDS_PER_BLOCK = 60  # 360 seeds in all
+BLOCKS = 5
+SEEDS_PER_BLOCK = 60  # 300 seeds in all
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

@@ -26,6 +26,7 @@ def outages(master: str) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.long  # test_kills.py has the same with the session that all share
 def test_without_spark_retries_workers_that_are_killed_come_back_by_a_new_job() -> None:
     report = outages("local[8]")
     assert [outage["lost"] for outage in report["outages"]] == [["average@cloud#1"], ["cloud"]]

@@ -76,7 +76,7 @@ def test_killed_with_its_disk_it_comes_back_from_its_replica(
     traffic.finish()
 
 
-@pytest.mark.parametrize("name", [INSTANCES[0], "cloud", REPLICA])
+@pytest.mark.parametrize("name", [INSTANCES[0], "cloud", pytest.param(REPLICA, marks=pytest.mark.long)])
 def test_a_process_that_is_stopped_is_suspected_and_started_again(
     deployment: tuple[Live, Traffic], name: str
 ) -> None:
