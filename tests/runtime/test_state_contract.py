@@ -178,7 +178,7 @@ class Contract(RuleBasedStateMachine):
 
 
 TestContract = Contract.TestCase
-TestContract.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, derandomize=True)
+TestContract.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.parametrize("in_rocksdb", [False, True])
