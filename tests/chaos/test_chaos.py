@@ -42,28 +42,31 @@ def test_the_same_seed_gives_the_same_plan_and_another_seed_another() -> None:
 
 def test_every_kind_comes_once_before_any_comes_twice() -> None:
     for seed in range(20):
-        assert sorted(fault.kind for fault in first(len(Kind), seed)) == sorted(Kind)
+        assert sorted(f.kind for f in first(len(Kind), seed, durability="replica")) == sorted(Kind)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_hundred_faults_have_five_of_each_kind_and_thirty_that_are_meant_for_moves(seed: int) -> None:
-    faults = first(100, seed)
-    assert min(Counter(fault.kind for fault in faults).values()) >= 5
-    assert sum(fault.in_move for fault in faults) >= 30
-    assert any(fault.change and fault.change.what == "scale" for fault in faults)
-    assert all(fault.change is not None for fault in faults if fault.in_move)
+    for durability in ("backup", "replica"):
+        faults = first(100, seed, durability=durability)
+        assert min(Counter(fault.kind for fault in faults).values()) >= 5
+        assert sum(fault.in_move for fault in faults) >= 30
+        assert any(fault.change and fault.change.what == "scale" for fault in faults)
+        assert all(fault.change is not None for fault in faults if fault.in_move)
 
 
 def test_a_local_session_has_no_executors_to_kill() -> None:
     assert {fault.kind for fault in first(60, master="local[12,4]")} == set(Kind) - {
-        Kind.EXECUTOR,
-        Kind.LOST_DISK,
+        *(Kind.EXECUTOR, Kind.LOST_DISK, Kind.REPLICA),
     }
 
 
 @pytest.mark.parametrize("durability", ["os", "disk"])
 def test_no_disk_is_lost_where_that_would_lose_rows(durability: str) -> None:
-    assert {fault.kind for fault in first(60, durability=durability)} == set(Kind) - {Kind.LOST_DISK}
+    assert {fault.kind for fault in first(60, durability=durability)} == set(Kind) - {
+        Kind.LOST_DISK,
+        Kind.REPLICA,
+    }
 
 
 def test_every_kind_has_its_share_of_a_deck() -> None:

@@ -24,6 +24,7 @@ class Kind(enum.StrEnum):
 
     INSTANCE = "instance"  # kill -9 of an instance's worker
     ROUTER = "router"  # kill -9 of a router's worker
+    REPLICA = "replica"  # kill -9 of the worker that holds others' copies in its memory
     EXECUTOR = "executor"  # kill -9 of an executor with everything on it
     LOST_DISK = "executor-disk"  # the same, and its disk is gone
     APPLICATION = (
@@ -33,13 +34,14 @@ class Kind(enum.StrEnum):
     STOP = "stop"  # SIGSTOP of a process for seconds
 
 
-DECK: Mapping[Kind, int] = {  # of twenty faults, so many: what takes longest to recover from is rarest
+DECK: Mapping[Kind, int] = {  # so many of each: what takes longest to recover from is rarest
     Kind.INSTANCE: 6,
     Kind.ROUTER: 4,
     Kind.STOP: 3,
     Kind.DISK: 2,
     Kind.EXECUTOR: 2,
     Kind.LOST_DISK: 2,
+    Kind.REPLICA: 1,
     Kind.APPLICATION: 1,
 }
 STRATEGIES = ("live",) * 6 + ("pause",) * 3 + ("restart",)

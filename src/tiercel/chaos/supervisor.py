@@ -34,6 +34,7 @@ from tiercel.errors import UserError
 STARTS_MAX = 3  # in a row
 START_S_MAX = 180.0  # Spark, its executors and all tasks, on a busy machine
 QUIET_S_MAX = 180.0  # without one more row coming out, while some are missing: it stands still
+COPIED_S_MAX = 120.0  # until replicas hold everything: their executor may have to start first
 VICTIM_S_MAX = 20.0  # until there is somebody to strike
 BEGIN_S_MAX = 40.0  # until a change is taken on: a router may have to start first
 END_S_MAX = 60.0
@@ -78,6 +79,8 @@ def kinds_of(master: str, durability: str) -> list[Kind]:
         left_out |= {Kind.EXECUTOR, Kind.LOST_DISK}
     if not own_disks(durability):
         left_out.add(Kind.LOST_DISK)
+    if durability != "replica":
+        left_out.add(Kind.REPLICA)
     return [kind for kind in Kind if kind not in left_out]
 
 
@@ -219,12 +222,16 @@ class Supervisor:
     # -- one fault -----------------------------------------------------------------------------------
 
     def _play(self, fault: Fault) -> None:
+        if fault.kind is Kind.LOST_DISK:
+            self._until_copied()
         if fault.in_move:
             self._into_move(fault)
         else:
             if fault.change is not None:
                 self._child.change(fault.change)
             time.sleep(fault.delay_s)
+        if fault.kind is Kind.LOST_DISK:
+            self._until_copied()  # what has just started has none yet
         sent = self._child.beat.sent
         struck = self._strike(fault)
         if struck is None:
@@ -235,6 +242,8 @@ class Supervisor:
         self._say(f"{struck.kind:<13} {struck.victim}{met}")
         if not fault.overlap or fault.kind is Kind.APPLICATION:
             self._until_well(sent)
+        if fault.kind is Kind.LOST_DISK:
+            self._until_copied()
 
     def _into_move(self, fault: Fault) -> None:
         """Returns in the middle of a move, if one can be had."""
@@ -257,6 +266,8 @@ class Supervisor:
                 return self._done_to(fault, victims.instances, self._kill)
             case Kind.ROUTER:
                 return self._done_to(fault, victims.routers, self._kill)
+            case Kind.REPLICA:
+                return self._done_to(fault, victims.replicas, self._kill)
             case Kind.EXECUTOR:
                 return self._done_to(fault, victims.executors, self._kill)
             case Kind.LOST_DISK:
@@ -318,6 +329,15 @@ class Supervisor:
         )
         if not well and not child.dead:
             raise Stalled(self._behind(sent))
+
+    def _until_copied(self) -> None:
+        """With replicas: both copies of anything, lost at the same time, are more than was promised."""
+        if self._durability != "replica":
+            return
+        child = self._child
+        if not child.wait(lambda: not child.victims.without_copy(), COPIED_S_MAX) and not child.dead:
+            single = ", ".join(child.victims.without_copy())
+            raise Stalled(f"{single}: no second copy within COPIED_S_MAX ({COPIED_S_MAX:g} s)")
 
     def _behind(self, sent: int) -> str:
         received = self._child.beat.received

@@ -21,6 +21,8 @@ from tiercel.bench.outages import ancestors, executor_of
 from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.place import Place
+from tiercel.runtime.replicated import has_copy
+from tiercel.runtime.replication import is_replica
 
 SESSION = 3  # the field of /proc/PID/stat, counted behind the name of the program
 GONE_S_MAX = 20.0
@@ -82,14 +84,22 @@ class Victims:
     """Who runs in an application, by name, with a pid that is certainly one of its processes."""
 
     def __init__(self, storage: Path, application: int) -> None:
-        self._registry = Place(storage).registry
+        self._place = Place(storage)
         self._application = application
 
     def instances(self) -> dict[str, int]:
         return {name: pid for name, pid in self._workers() if operator_of(name)}
 
     def routers(self) -> dict[str, int]:
-        return {name: pid for name, pid in self._workers() if not operator_of(name)}
+        return {name: pid for name, pid in self._workers() if not operator_of(name) and not is_replica(name)}
+
+    def replicas(self) -> dict[str, int]:
+        return {name: pid for name, pid in self._workers() if is_replica(name)}
+
+    def without_copy(self) -> list[str]:
+        """With replicas: whose disk must not be lost now, because no replica holds what is on it."""
+        stored = [n for n in self._place.registry.names() if not is_replica(n) and n != "controller"]
+        return [name for name in stored if not has_copy(self._place, name)]
 
     def executors(self) -> dict[str, int]:
         """JVMs that run workers; in a local session that is the driver's, and none of ours to kill alone."""
@@ -110,7 +120,7 @@ class Victims:
 
     def _workers(self) -> Iterator[tuple[str, int]]:
         ours = set(members(self._application)) - {self._application}  # the controller lives in the driver
-        for name in self._registry.names():
-            address = self._registry.find(name)
+        for name in self._place.registry.names():
+            address = self._place.registry.find(name)
             if address is not None and address.pid in ours:
                 yield name, address.pid
