@@ -20,6 +20,7 @@ from pathlib import Path
 from tiercel.bench.outages import ancestors, executor_of
 from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
+from tiercel.runtime.lives import Lives
 from tiercel.runtime.place import Place
 from tiercel.runtime.replicated import has_copy
 from tiercel.runtime.replication import is_replica
@@ -97,18 +98,20 @@ class Victims:
         return {name: pid for name, pid in self._workers() if is_replica(name)}
 
     def without_copy(self) -> list[str]:
-        """With replicas: whose disk must not be lost now, because no replica holds what is on it."""
-        stored = [n for n in self._place.registry.names() if not is_replica(n) and n != "controller"]
-        return [name for name in stored if not has_copy(self._place, name)]
+        """With replicas: whose disk must not be lost now, because no replica holds what is on it.
+
+        Who has just been killed, or whose executor has, may still be registered: only who runs counts.
+        """
+        running = {name for name, _, _ in self._on_executors()}
+        holder = {name: Lives(self._place.lives, name).holder() for name in self._place.registry.names()}
+        stored = [name for name in holder if not is_replica(name) and name != "controller"]
+        return [
+            name for name in stored if not ({name, holder[name]} <= running and has_copy(self._place, name))
+        ]
 
     def executors(self) -> dict[str, int]:
         """JVMs that run workers; in a local session that is the driver's, and none of ours to kill alone."""
-        found = {}
-        for _, pid in self._workers():
-            with contextlib.suppress(OSError, UserError):  # it has just ended
-                executor = executor_of(pid, [self._application])
-                found[f"executor {executor}"] = executor
-        return found
+        return {f"executor {executor}": executor for _, _, executor in self._on_executors()}
 
     def everyone(self) -> dict[str, int]:
         """All that can be stopped for a while: workers, executors, the driver."""
@@ -124,3 +127,9 @@ class Victims:
             address = self._place.registry.find(name)
             if address is not None and address.pid in ours:
                 yield name, address.pid
+
+    def _on_executors(self) -> Iterator[tuple[str, int, int]]:
+        """Workers with their executors; not those whose executor is dead, which soon end too."""
+        for name, pid in self._workers():
+            with contextlib.suppress(OSError, UserError):  # it has just ended
+                yield name, pid, executor_of(pid, [self._application])
