@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "docs" / "measured"
@@ -59,6 +60,11 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
         [*TIERCEL, "bench", "recover", "--sweep", "--sizes", "1", "--rate", "10000", "--json"],
     ),
     "checkpoint": ("tiercel bench checkpoint --json", [*TIERCEL, "bench", "checkpoint", "--json"]),
+    "memory": ("tiercel bench memory --json", [*TIERCEL, "bench", "memory", "--json"]),
+    "chaos": (
+        "tiercel chaos --minutes 20 --seed 1 --durability replica --json",
+        [*TIERCEL, "chaos", "--minutes", "20", "--seed", "1", "--durability", "replica", "--json"],
+    ),
 }
 RECOVERED = (
     "size_mb what local_disk instances tiercel_s spark_s ratio tiercel_normal_s spark_normal_s normal_ratio"
@@ -115,6 +121,8 @@ def block(name: str) -> str:
         lines = bench_table(json.loads("\n".join(lines)), BENCHES[name].split())
     elif name == "large":
         lines = large_table(json.loads("\n".join(lines)))
+    elif name == "chaos":
+        lines = chaos_table(json.loads("\n".join(lines)))
     elif name in LINES_SHOWN:
         lines = [line for line in lines if line.strip()][-LINES_SHOWN[name] :]
     body = "\n".join(line.rstrip() for line in lines)
@@ -158,6 +166,21 @@ def large_table(result: dict[str, object]) -> list[str]:
     )
     took = f"{result['virtual_s']} s of virtual time in {result['elapsed_s']:.0f} s"
     return [facts + took, *aligned([columns, *shown])]
+
+
+def chaos_table(verdict: dict[str, Any]) -> list[str]:
+    """Faults by kind, how many of them fell into moves, and what the judge has counted."""
+    faults, met, audit = verdict["faults"], verdict["during_moves"], verdict["audit"]
+    rows = [[kind, str(count), str(met[kind])] for kind, count in faults.items()]
+    rows.append(["all", str(sum(faults.values())), str(sum(met.values()))])
+    changes = ", ".join(f"{count} {how}" for how, count in sorted(verdict["changes"].items()))
+    counted = ", ".join(f"{count:,} {what}" for what, count in audit.items())
+    starts = f"{verdict['starts']} starts of the application"
+    return [
+        *aligned([["kind", "faults", "during a move"], *rows]),
+        f"moves and scalings: {changes}; {starts}",
+        counted,
+    ]
 
 
 def filled(text: str) -> str:

@@ -47,7 +47,7 @@ from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, h
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns, Schema
 from tiercel.spark.session import open_session
-from tiercel.spark.slots import check_slots, probe
+from tiercel.spark.slots import SPARE_SLOTS, check_slots, probe
 from tiercel.spark.status import Status, collect_status
 from tiercel.spark.steps import union as union_schema
 from tiercel.spark.streams import Feed, LiveStream, parse_schema
@@ -250,7 +250,8 @@ class Live:
                 if not any(operator_of(i) == name for i in instances):
                     instances += declared.operator.instances
             new = len(manifest.topology.sites) + len(instances) + len(names_of(manifest))
-            check_slots(self.backend, new, running=hosted(self.backend.application))
+            spare = SPARE_SLOTS if found is None else 0  # what has grown where it was can go on there
+            check_slots(self.backend, new, running=hosted(self.backend.application), spare=spare)
             for name, declared in self.graph.operators.items() if found is not None else ():
                 mine = [instance for instance in instances if operator_of(instance) == name]
                 try_upgrade(self.place, name, declared.plan.state, mine)
