@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+import tiercel
+from tiercel.bench.steady import OPERATOR, declare
 from tiercel.errors import UserError
 from tiercel.runtime.place import Place
 from tiercel.spark import hosting
-from tiercel.spark.backend import Backend
+from tiercel.spark.backend import Backend, ThroughContext
 from tiercel.spark.seam import ExecutorState
 from tiercel.spark.slots import check_slots, slots_at_most
 
@@ -68,6 +71,20 @@ def test_executors_that_can_still_come_are_room_and_those_that_never_will_are_no
     with pytest.raises(UserError, match="has 1"):  # one process: no executor will come
         check_slots(Application(1, **GROWING | {"spark.master": "local[1]"}), 1, running=0)
     assert slots_at_most(Application(1, **{"spark.dynamicAllocation.maxExecutors": "2"})) is None
+
+
+def test_what_has_grown_to_the_last_slot_can_be_started_again_there(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by chaos: a scale-out wants one spare slot, and a start wanted two."""
+    monkeypatch.setattr(ThroughContext, "slots", lambda _: 4)
+    for grow in (True, False):
+        with tiercel.start(spark, ["cloud"], tmp_path) as live:
+            declare(live, instances={"cloud": 1})
+            live.deploy()
+            if grow:
+                live.scale(OPERATOR, {"cloud": 2}).wait()
+            assert len(live.status().operators[OPERATOR]) == 2
 
 
 @pytest.mark.parametrize(("settings", "limit"), [({}, "START_S_MAX"), (GROWING, "ALLOCATION_S_MAX")])
