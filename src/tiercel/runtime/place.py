@@ -164,13 +164,15 @@ class Place:
     def wanted(self) -> list[str]:
         """The instances that should run, whoever is the driver."""
         try:
-            return msgspec.json.decode((self.directory / "instances.json").read_bytes(), type=list[str])
+            found = msgspec.json.decode((self.directory / "instances.json").read_bytes(), type=list[str])
+            return list(dict.fromkeys(found))
         except FileNotFoundError:
             return []
 
     def want(self, instances: Iterable[str]) -> None:
+        """These, each once; in one driver one thread at a time."""
         draft = self.directory / f".instances.{os.getpid()}"
-        draft.write_bytes(msgspec.json.encode(sorted(instances)))
+        draft.write_bytes(msgspec.json.encode(sorted(set(instances))))
         draft.replace(self.directory / "instances.json")
 
     def write(self, manifest: Manifest) -> None:

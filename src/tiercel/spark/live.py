@@ -15,6 +15,7 @@ import logging
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -126,6 +127,7 @@ class Live:
         self._feeds: list[Feed] = []
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._lock: StorageLock | None = None
+        self._wanting = threading.Lock()  # which instances should run
         self._hosting: Hosting | None = None
         self._console: Console | None = None
         self._watch: Watch | None = None
@@ -371,12 +373,14 @@ class Live:
         """The controller wants it; asked again while it starts."""
         assert self._hosting is not None
         if instance not in self._hosting.names:
-            self.place.want([*self.place.wanted(), instance])
+            with self._wanting:
+                self.place.want([*self.place.wanted(), instance])
             self._hosting.start(instance, self.graph.plan_of(operator_of(instance)))
 
     def _retire(self, instance: str) -> None:
         assert self._hosting is not None
-        self.place.want([i for i in self.place.wanted() if i != instance])
+        with self._wanting:
+            self.place.want([i for i in self.place.wanted() if i != instance])
         self._hosting.dismiss(instance)
         Lives(self.place.lives, instance).forget_held()
 
