@@ -49,6 +49,7 @@ from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns, Schema
 from tiercel.spark.session import open_session
 from tiercel.spark.slots import SPARE_SLOTS, check_slots, probe
+from tiercel.spark.spare import Spare
 from tiercel.spark.status import Status, collect_status
 from tiercel.spark.steps import union as union_schema
 from tiercel.spark.streams import Feed, LiveStream, parse_schema
@@ -132,6 +133,7 @@ class Live:
         self._console: Console | None = None
         self._watch: Watch | None = None
         self._vigil: Vigil | None = None
+        self._spare: Spare | None = None
         self._stopped = False
         if self.backend.lacks:
             print("through Spark Connect: " + "; ".join(self.backend.lacks), file=sys.stderr)
@@ -282,6 +284,7 @@ class Live:
             self._watch = Watch(self.backend, self.place, manifest.topology, hosting, self._console)
             apart = manifest.replicas is not None and manifest.replicas.apart
             self._vigil = Vigil(self.backend, self.place, hosting, apart=apart)
+            self._spare = Spare(self.backend, self.place)
             for name, declared in self.graph.operators.items():
                 if declared.initial is not None:
                     columns = self.graph.streams[f"{name}.initial"].columns
@@ -426,6 +429,8 @@ class Live:
                 ending.callback(self._watch.end)
             if self._vigil is not None:
                 ending.callback(self._vigil.end)
+            if self._spare is not None:
+                ending.callback(self._spare.end)
             for client in list(self._clients):
                 ending.callback(_end_client, client)
             for feed in self._feeds if not self.backend.is_stopped() else ():

@@ -1,0 +1,73 @@
+"""A Python worker that waits, warm, for a process that dies: it starts there without importing anything.
+
+Responsible for: an idle worker with our modules loaded, in Spark's own pool, on each executor that we use.
+Not responsible for: starting processes (hosting.py). Which worker a task gets is Spark's choice.
+
+Spark keeps a Python worker whose task has ended well for the next task, for a minute. A new one has to load
+PySpark, pandas and us first: most of what a death costs where there is little state. So a task that does
+nothing but that ends well again and again, and at once when somebody was started and may have taken it.
+`spark.python.worker.reuse=false` turns it off, as it does Spark's pool.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tiercel.runtime.place import Place
+from tiercel.spark.backend import Backend
+
+if TYPE_CHECKING:
+    import pyarrow
+
+log = logging.getLogger(__name__)
+
+NAME = "spare worker"
+LOADED = ("tiercel.spark.hosting", "fsspec.implementations.local")  # what a process would load when it starts
+KEEP_S = 40.0  # Spark ends workers that were idle for a minute
+LOOK_S = 1.0
+
+
+def warm(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """The task."""
+    for module in LOADED:
+        importlib.import_module(module)
+    yield from batches
+
+
+class Spare:
+    """One thread of the driver."""
+
+    def __init__(self, backend: Backend, place: Place) -> None:
+        self._backend, self._registry = backend, place.registry
+        self._ending = threading.Event()
+        self._thread = backend.thread(self._run, "tiercel-spare")
+        if backend.setting("spark.python.worker.reuse", "true") == "true":
+            self._thread.start()
+
+    def end(self) -> None:
+        self._ending.set()
+        if self._thread.is_alive() and not self._backend.is_stopped():
+            self._backend.cancel(NAME)  # it may wait for a slot
+            self._thread.join(10.0)
+
+    def _run(self) -> None:
+        self._backend.enter(NAME)
+        seen: set[int] = set()
+        next_s = 0.0
+        while not self._ending.wait(LOOK_S):
+            found = [self._registry.find(name) for name in self._registry.names()]
+            workers = {address.pid: address.executor for address in found if address is not None}
+            if not workers.keys() <= seen or time.monotonic() > next_s:
+                executors = len(set(workers.values()) - {""}) or 1
+                try:
+                    self._backend.spark.range(0, executors, 1, executors).mapInArrow(
+                        warm, "id long"
+                    ).collect()
+                except Exception as error:  # cancelled, or an executor went: nobody depends on it
+                    log.debug("no spare worker: %s", error)
+                seen, next_s = set(workers), time.monotonic() + KEEP_S

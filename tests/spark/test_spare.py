@@ -1,0 +1,131 @@
+"""A worker is kept warm: again when one was taken, and before Spark would end it; not where none is kept."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiercel.runtime.place import Place
+from tiercel.runtime.registry import Address
+from tiercel.spark import spare
+from tiercel.spark.backend import Backend
+from tiercel.spark.seam import ExecutorState
+
+
+class Pool(Backend):
+    """An application on paper that counts the tasks it is given, and what they are tagged with."""
+
+    def __init__(self, **settings: str) -> None:
+        self._settings = settings
+        self.spark: Any = self
+        self.tasks: list[int] = []
+        self.fails = False
+        self.tags: set[str] = set()
+        self.cancelled: list[str] = []
+
+    def range(self, start: int, end: int, step: int, partitions: int) -> Pool:
+        self.tasks.append(partitions)
+        return self
+
+    def mapInArrow(self, work: object, schema: str) -> Pool:  # Spark's name
+        assert work is spare.warm
+        return self
+
+    def collect(self) -> None:
+        if self.fails:
+            raise RuntimeError("the executor is gone")
+
+    def setting(self, name: str, default: str = "") -> str:
+        return self._settings.get(name, default)
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def slots(self) -> int | None:
+        return None
+
+    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        return threading.Thread(target=work, name=name, daemon=True)
+
+    def enter(self, name: str) -> None:
+        self.tags.add(name)
+
+    def cancel(self, name: str) -> None:
+        self.cancelled.append(name)
+
+    def executor(self, executor: str) -> ExecutorState:
+        raise AssertionError(executor)
+
+    @property
+    def decommissions(self) -> bool:
+        return False
+
+    def wait_for(self, tasks: list[int]) -> None:
+        give_up = time.monotonic() + 20
+        while self.tasks != tasks and time.monotonic() < give_up:
+            time.sleep(0.005)
+        assert self.tasks == tasks
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(spare, "LOOK_S", 0.005)
+    return Place(tmp_path)
+
+
+def announce(place: Place, name: str, pid: int, executor: str) -> None:
+    place.registry.publish(Address(name, "127.0.0.1", 1, pid, 1, executor=executor))
+
+
+def test_a_worker_is_kept_again_as_soon_as_somebody_was_started(place: Place) -> None:
+    announce(place, "a", 1, "0")
+    pool = Pool()
+    keeping = spare.Spare(pool, place)
+    pool.wait_for([1])
+    time.sleep(0.05)
+    pool.wait_for([1])  # nobody took it
+    announce(place, "a", 2, "0")
+    pool.wait_for([1, 1])
+    pool.fails = True
+    announce(place, "b", 3, "1")
+    pool.wait_for([1, 1, 2])  # one on each executor
+    pool.fails = False
+    announce(place, "b", 4, "1")
+    pool.wait_for([1, 1, 2, 2])  # a failure ends nothing
+    keeping.end()
+    assert (pool.tags, pool.cancelled) == ({spare.NAME}, [spare.NAME])
+
+
+def test_a_worker_is_kept_again_before_spark_ends_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "KEEP_S", 0.02)
+    pool = Pool()
+    keeping = spare.Spare(pool, place)
+    pool.wait_for([1, 1, 1])
+    keeping.end()
+
+
+def test_no_worker_is_kept_where_spark_keeps_none(place: Place) -> None:
+    pool = Pool(**{"spark.python.worker.reuse": "false"})
+    keeping = spare.Spare(pool, place)
+    time.sleep(0.05)
+    keeping.end()
+    assert pool.tasks == pool.cancelled == []
+
+
+def test_the_task_loads_what_a_process_needs_and_hands_its_row_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(importlib, "import_module", loaded.append)
+    rows: Iterator[Any] = iter(["row"])
+    assert list(spare.warm(rows)) == ["row"]
+    assert loaded == list(spare.LOADED)
+    monkeypatch.undo()
+    for module in spare.LOADED:
+        importlib.import_module(module)
+        assert module in sys.modules
