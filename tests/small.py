@@ -116,7 +116,7 @@ class Running:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(serve())
-        except Fenced as failure:
+        except (Fenced, OSError) as failure:
             self.failure = failure
 
     @property

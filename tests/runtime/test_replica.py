@@ -177,6 +177,45 @@ def test_while_no_replica_holds_it_nothing_is_acknowledged_or_published(
         assert_once_and_in_order(payloads(deployment.entries), deployment.sent)
 
 
+def test_who_cannot_store_when_its_replica_comes_back_ends_and_does_not_go_on_without_that_batch(
+    tmp_path: Path,
+) -> None:
+    """Found by chaos: only the link ended, and what had been taken back was there again after a restart."""
+
+    class FullDisk:
+        def __init__(self, database: Any) -> None:
+            self.database = database
+
+        def write(self, batch: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.database, name)
+
+    with deployed(tmp_path) as (deployment, producer, subscriber):
+        deployment.send(producer)
+        deployment.read(subscriber)
+        running = deployment.hosts[SITE]
+        store = running.host._store
+        assert store is not None
+
+        def replica_says_that_it_is_new() -> None:
+            found = deployment.replication(SITE)
+            store._db = FullDisk(store._db)  # type: ignore[assignment]
+            store.add(Write(store.queued + 1, {}))
+            found.phase = Phase.ASKED
+            running.host.peer_said(REPLICA, [m.CopyState(SITE, 0, -1)])
+
+        running.call(replica_says_that_it_is_new)
+        until(lambda: running.over, "it goes on")
+        assert isinstance(running.failure, OSError)
+        deployment.hosts.pop(SITE)
+        deployment.start(SITE)
+        deployment.send(producer)
+        deployment.read(subscriber)
+        assert_once_and_in_order(payloads(deployment.entries), deployment.sent)
+
+
 def test_a_false_suspicion_is_harmless_the_one_believed_dead_ends_and_nothing_comes_twice(
     tmp_path: Path,
 ) -> None:

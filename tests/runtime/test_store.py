@@ -102,3 +102,25 @@ def test_a_batch_that_could_not_be_written_is_gone_for_the_backup_too(tmp_path: 
     store = Store(tmp_path / "s", "os")
     assert (store.items(), taken) == ({("count", "a"): 1}, [1])
     store.close()
+
+
+def test_behind_a_batch_that_could_not_be_written_nothing_is_though_there_is_room_again(
+    tmp_path: Path,
+) -> None:
+    """Found by chaos: a pause came back after its end, because the batch that ended it was missing."""
+    store = Store(tmp_path / "s", "os")
+    store.add(Write(1, {("count", "a"): 1, ("count", "b"): 1}))
+    store.commit()
+    database = store._db
+    store._db = cast("Any", FullDisk(database))
+    store.add(Write(2, {}, (("count", "a"),)))
+    with pytest.raises(OSError, match="No space left"):
+        store.commit()
+    store._db = database
+    store.add(Write(3, {("count", "b"): 3}))
+    for attempt in (store.commit, lambda: store.read_log("in", 0, 1), store.close):
+        with pytest.raises(OSError, match="No space left"):
+            attempt()
+    store = Store(tmp_path / "s", "os")
+    assert store.items() == {("count", "a"): 1, ("count", "b"): 1}
+    store.close()

@@ -226,7 +226,10 @@ class Host:
 
     def peer_said(self, peer: str, messages: list[Message]) -> None:
         if self._replication is not None and self._replication.concerns(peer):
-            self._replication.take(peer, messages)
+            try:
+                self._replication.take(peer, messages)
+            except Exception as error:  # it may commit: a link that ends would let us go on without a batch
+                self._fail(error)
             return
         self._waiting.extend([Received(peer, message) for message in messages])
         self._plan()
@@ -265,14 +268,18 @@ class Host:
                     self._replication.flush()
                 self._outbox.leave()
         except Exception as error:
-            log.exception("%s failed; its last words:\n%s", self.name, "\n".join(self.story))
-            if not self._ended.done():
-                self._ended.set_exception(error)
+            self._fail(error)
             return
         if self._waiting:
             self._plan()
         self.turns += 1
         self.busy_s += time.monotonic() - begun
+
+    def _fail(self, error: Exception) -> None:
+        """This process ends, and begins anew from what is stored."""
+        log.error("%s failed; its last words:\n%s", self.name, "\n".join(self.story), exc_info=error)
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
     def _work(self, until_s: float) -> None:
         waiting, clock = self._waiting, self._clock

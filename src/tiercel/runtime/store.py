@@ -117,6 +117,7 @@ class Store:
         self._batch = WriteBatch(raw_mode=True)
         self.queued = 0  # seq of the last batch that was put here
         self.written = 0  # in the write-ahead log through this seq
+        self._failure: Exception | None = None  # why nothing more is written
 
     def add(self, write: Write) -> None:
         """Put one write behind the others; `commit` makes all of them real at once."""
@@ -137,15 +138,22 @@ class Store:
         """Everything added so far, atomically, into the write-ahead log; returns the last seq.
 
         If that fails it is gone, here and for a backup: its writer ends, and begins anew from what is stored.
+        Nothing may be written behind what is missing, even if there is room again.
         """
         if self.written < self.queued:
+            if self._failure is not None:
+                raise self._failure
             batch, self._batch = self._batch, WriteBatch(raw_mode=True)
             pairs, self._pairs = self._pairs, None if self._pairs is None else []
             queued, self.queued = self.queued, self.written
             if self._hand_over is not None:
                 self.batches += 1
                 batch.put(BATCHES, self.batches.to_bytes(8))
-            self._db.write(batch)
+            try:
+                self._db.write(batch)
+            except Exception as failure:
+                self._failure = failure
+                raise
             self.written = self.queued = queued
             if self._hand_over is not None and pairs is not None:
                 self._hand_over(self.batches, queued, pairs)
