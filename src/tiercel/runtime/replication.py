@@ -198,8 +198,9 @@ class Replication:
     def _on_state(self, state: m.CopyState) -> None:
         first_kept = self._kept[0].number if self._kept else self._store.batches + 1
         as_opened = (state.life, state.through) == (self._store.last_life, self._opened_with)
-        of_ours = state.life == self._store.life and state.through + 1 >= first_kept
-        if state.through >= 0 and (as_opened or of_ours):
+        of_ours = state.life == self._store.life
+        # we may have followed another one meanwhile: what that held, we did not keep for this one
+        if state.through >= 0 and (as_opened or of_ours) and state.through + 1 >= first_kept:
             self._sent = state.through
             self._follow(state.through)
         else:
