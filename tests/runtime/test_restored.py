@@ -158,13 +158,13 @@ def test_a_checkpoint_is_told_to_the_router_only_when_the_backup_has_it(tmp_path
         deployment.stop_shipping(INSTANCE)
         until(lambda: deployment.shipper(INSTANCE)._failing, "it ships on")
         before = deployment.sent
-        deployment.send(producer)
 
         def stored() -> int:
             found = cursor_of(deployment.disk(INSTANCE))
             return found.applied if found is not None else 0
 
         reached = stored()
+        deployment.send(producer)
         until(lambda: stored() > reached, f"no checkpoint after {before} rows")
         storing.restore(deployment.backup_of(INSTANCE), tmp_path / "copy")
         copied = cursor_of(tmp_path / "copy")
