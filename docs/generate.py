@@ -235,9 +235,10 @@ RULES: dict[str, Rule] = {
         ("source:SourceMove.capture", "destination:DestinationMove._finish_if_complete"),
     ),
     "R21": Rule(
-        "The source captures at its own offset; the shadow starts there; it stops where it is at the flip.",
+        "The source captures at its own offset; the shadow starts there and is complete at the flip.",
         (
             "departures:Departure.on_capture_from",
+            "departures:Departure.shadow_complete",
             "source:SourceMove.on_flip",
             "destination:DestinationMove.on_emit_from",
         ),

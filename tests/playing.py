@@ -114,6 +114,8 @@ class Stage:
         self.timers: dict[tuple[str, str], float] = {}
         self.withholds: Callable[[str, str, Any], bool] = lambda sender, to, message: False
         self.withheld: list[tuple[str, str, Any]] = []
+        self.slow_readers: set[str] = set()  # whose answers wait in `reads`
+        self.reads: deque[tuple[str, Event]] = deque()
         self.unsynced: set[str] = set()  # machines whose writes do not become durable for now
         self._undurable: dict[str, int] = {}
         self._queue: deque[tuple[str, Event]] = deque()
@@ -210,7 +212,8 @@ class Stage:
                     else:
                         self._queue.append((name, Durable(effect.seq)))
                 case ReadLog():
-                    self._queue.append((name, LogRead(effect.inbox, effect.reader, self.read(name, effect))))
+                    answer = (name, LogRead(effect.inbox, effect.reader, self.read(name, effect)))
+                    (self.reads if effect.reader in self.slow_readers else self._queue).append(answer)
                 case LoadCheckpoint(values=values):
                     self._queue.append((name, self.loaded(name, values)))
                 case SetTimer():
@@ -225,6 +228,11 @@ class Stage:
                     self.exits.append(name)
                 case _:
                     assert_never(effect)
+
+    def answer_read(self) -> None:
+        """The oldest answer that waits arrives."""
+        self._queue.append(self.reads.popleft())
+        self.run()
 
     def read(self, name: str, effect: ReadLog) -> list[Any]:
         log = {k[2]: v for k, v in self.disks[name].items() if k[:2] == ("inbox", effect.inbox)}

@@ -22,7 +22,7 @@ from playing import BOSS, Stage, key_in, topology
 from tiercel.core import engine
 from tiercel.core import messages as m
 from tiercel.core.feed import Phase as FeedPhase
-from tiercel.core.records import Flip, KeySet, Output, Route, TableUpdate
+from tiercel.core.records import Compare, Flip, KeySet, Output, Route, TableUpdate
 from tiercel.core.routing import RoutingTable
 from tiercel.core.settings import Settings
 from tiercel.core.topology import Stream, Topology
@@ -401,6 +401,48 @@ def test_R20_keys_that_died_before_their_capture_do_not_rise_again(mutant: str) 
 @mutants_of("R21")
 def test_R21_capture_shadow_and_cut_leave_no_row_out_and_take_none_twice(mutant: str) -> None:
     assert_noticed(mutant)
+
+
+def keys_whose_shadow_is_behind(mutant: str = "") -> Stage:
+    """The destination is in step as of Compare; rows that came since wait to be read for it."""
+    stage = Stage(settings=Settings(mutant=mutant, read_entries_max=1)).start()
+    key = key_in(0)
+    stage.produce("a", (key, 0, 1))
+    stage.slow_readers = {"shadow|m1"}
+    stage.move(SLOT_0, A, B, "live")
+    while not any(isinstance(entry.control, Compare) for entry in stage.log("a")):
+        stage.pass_ms(1)
+    stage.produce("a", (key, 0, 2))
+    stage.produce("a", (key, 0, 3))
+    while not any(isinstance(notice, Compare) for notice in shown(stage)):
+        stage.answer_read()
+    stage.pass_ms(2_000)  # it votes
+    return stage
+
+
+def shown(stage: Stage) -> list[Any]:
+    """The controls of what was shadowed."""
+    return [e.control for _, _, said in stage.sent if isinstance(said, m.Shadow) for e in said.entries]
+
+
+def has_flipped(stage: Stage) -> bool:
+    return "m1 departure at a: comparing -> flipped" in stage.notes
+
+
+def test_R21_a_move_flips_when_all_that_was_appended_is_shadowed() -> None:
+    stage = keys_whose_shadow_is_behind()
+    assert not has_flipped(stage)
+    while stage.reads:
+        stage.answer_read()
+    assert has_flipped(stage)
+    stage.produce("a", (key_in(0), 0, 4))
+    stage.pass_ms(2_000)
+    assert [output.row[2][2] for output in stage.outputs()] == [1, 2, 3, 4]
+
+
+def test_R21_the_planted_bug_flips_while_rows_are_not_shadowed() -> None:
+    assert "flip-ahead-of-shadow" in DIRECTED
+    assert has_flipped(keys_whose_shadow_is_behind("flip-ahead-of-shadow"))
 
 
 @mutants_of("R22")

@@ -13,6 +13,7 @@ flip, transfer and processing is in strategies.py; the rules that all share are 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -52,8 +53,9 @@ class Departure:
         self.compare_since = 0.0
         self.flipped_at = 0.0
         self.captured = False
-        self.shadow_live = False
+        self.shadow_live = False  # all so far was shown; what is appended is shown at once
         self.shadow_cursor = 0
+        self.shadow_ahead: deque[Entry] = deque(maxlen=inbox.settings.read_entries_max)  # not shown yet
         self.emitted_unsettled: tuple[int, set[tuple[str, str, int]]] | None = None
         self.unsettled: set[tuple[str, str, int]] = set()  # output frames that must arrive before EmitFrom
         self.asked_by = ""
@@ -198,15 +200,25 @@ class Departure:
             if entry.offset > self.shadow_cursor:
                 self.shadow(step, entry)
                 self.shadow_cursor = entry.offset
+        for entry in self.shadow_ahead:  # appended while we read: else a busy log would always be ahead
+            if entry.offset == self.shadow_cursor + 1:
+                self.shadow(step, entry)
+                self.shadow_cursor = entry.offset
         if self.shadow_cursor >= self.inbox.offset:
             self.shadow_live = True
+            self.shadow_ahead.clear()
+            self.advance(step)
         else:
             self.read_shadow(step)
 
     def shadow_appended(self, step: Step, entry: Entry) -> None:
-        if self.shadow_live and self.phase in (Phase.SHADOWING, Phase.COMPARING):
+        if self.phase not in (Phase.SHADOWING, Phase.COMPARING):
+            return
+        if self.shadow_live:
             self.shadow_cursor = entry.offset
             self.shadow(step, entry)
+        else:
+            self.shadow_ahead.append(entry)
 
     def shadow(self, step: Step, entry: Entry) -> None:
         """The move's share of an entry. Before Begin it is spread over all that the source reads."""
@@ -256,6 +268,10 @@ class Departure:
             return True
         return feed is not None and feed.watermark_ms >= self.destination_watermark
 
+    def shadow_complete(self) -> bool:
+        """The destination votes at Compare; what was appended since must have been shown to it as well."""
+        return self.shadow_live or self.inbox.mutant == "flip-ahead-of-shadow"
+
     def advance(self, step: Step) -> None:
         """Take the next step that has become possible, if any."""
         settings = self.inbox.settings
@@ -268,7 +284,7 @@ class Departure:
                 self.abort(
                     step, f"not deterministic: key {differing!r} differs between source and destination"
                 )
-            elif self.source_watermark_reached():
+            elif self.source_watermark_reached() and self.shadow_complete():
                 self.flip(step)
         elif self.phase is Phase.PREPARING:
             self.strategy.advance_preparing(self, step)

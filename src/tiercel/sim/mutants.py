@@ -117,6 +117,7 @@ DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in te
     "carried-watermark-not-logged": Mutant(
         "R17", "a move waits for a watermark that a silent site holds back"
     ),
+    "flip-ahead-of-shadow": Mutant("R21", "keys move while some of their rows are not shadowed yet"),
     "flip-ignores-watermark": Mutant("R18", "keys move to a place whose watermark is ahead of theirs"),
 }
 
