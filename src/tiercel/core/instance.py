@@ -218,8 +218,8 @@ class Instance(Processing):
             self.flushes = flushes
             self.phase = Phase.LOADING
             self._own = None
-            limited = self.space.spill.limit_bytes > 0 and not self.checkpointer.in_flight
-            step.effects.append(LoadCheckpoint(values=not limited))
+            # values are read when they are needed; unless a cursor is under way, which may yet delete some
+            step.effects.append(LoadCheckpoint(values=self.checkpointer.in_flight))
 
     def _check_newest(self, items: dict[StorageKey, Any], told: int) -> None:
         """What a checkpoint covers is trimmed from the log: without it, going on would lose that silently."""
