@@ -118,6 +118,7 @@ DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in te
         "R17", "a move waits for a watermark that a silent site holds back"
     ),
     "flip-ignores-watermark": Mutant("R18", "keys move to a place whose watermark is ahead of theirs"),
+    "passed-timers-not-fired": Mutant("R18", "timers wait, though the log they have come to is past them"),
 }
 
 
