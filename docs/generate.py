@@ -218,8 +218,12 @@ RULES: dict[str, Rule] = {
         ("arrivals:Arrival.on_flipped", "destination:DestinationMove._times", "event_time:EventTime.promise"),
     ),
     "R18": Rule(
-        "The destination's site freezes its watermark at Prepare; Flip waits until the source reaches it.",
-        ("event_time:EventTime.output_promise", "departures:Departure.source_watermark_reached"),
+        "The destination's watermark freezes at Prepare; Flip waits for the source's; Adopt fires the rest.",
+        (
+            "event_time:EventTime.output_promise",
+            "departures:Departure.source_watermark_reached",
+            "destination:DestinationMove._fire_passed",
+        ),
     ),
     "R19": Rule(
         "Ticks are log entries, kept for held keys. Late rows never reach an operator in event time.",

@@ -36,8 +36,9 @@ from tiercel.core.events import (
     Received,
     TimerFired,
 )
+from tiercel.core.heirs import is_of_share
 from tiercel.core.instance import Instance
-from tiercel.core.records import Key, KeyFacts, KeyImage, KeySet, Output, Row
+from tiercel.core.records import Inheritance, Key, KeyFacts, KeyImage, KeySet, Output, Row
 from tiercel.core.router import Router
 from tiercel.core.routing import slot_of
 from tiercel.core.settings import Settings
@@ -214,6 +215,8 @@ class Stage:
                 case ReadLog():
                     answer = (name, LogRead(effect.inbox, effect.reader, self.read(name, effect)))
                     (self.reads if effect.reader in self.slow_readers else self._queue).append(answer)
+                case LoadCheckpoint(inherited=Inheritance() as inherited):
+                    self._queue.append((name, self.loaded_share(inherited)))
                 case LoadCheckpoint(values=values):
                     self._queue.append((name, self.loaded(name, values)))
                 case SetTimer():
@@ -248,6 +251,12 @@ class Stage:
         if not values:
             items = {k: KeyFacts(v.timers) if k[0] == "state" else v for k, v in items.items()}
         return CheckpointLoaded(items, DictShelf(self.disks[name]))
+
+    def loaded_share(self, inherited: Inheritance) -> CheckpointLoaded:
+        of_dead = self.disks[inherited.of]
+        return CheckpointLoaded(
+            copy.deepcopy({k: v for k, v in of_dead.items() if is_of_share(k, inherited)}), DictShelf(of_dead)
+        )
 
     def deliver(self) -> None:
         """What was withheld arrives now, in order; nothing is withheld any more."""

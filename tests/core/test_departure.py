@@ -249,6 +249,46 @@ def test_a_shadow_lane_that_is_full_undoes_the_move_and_nothing_else() -> None:
     assert len([e for e in play.stage.log("a") if e.parts]) == 5
 
 
+SPARE = "op@a#2"  # owns nothing
+
+
+def restart_without_the_spare() -> Stage:
+    """A restart move that waits for nothing but the relaunch of the spare: that hears of no Halt."""
+    stage = Stage(topology(("a",), instances=("op@a#0", "op@a#1"))).start()
+    stage.start(SPARE)
+    stage.withholds = lambda sender, to, message: to == SPARE and isinstance(message, m.Halt)
+    source = stage.machines["a"].inboxes["op"].table.route(KEY).instance
+    stage.move(KEYS, source, "op@a#1" if source == "op@a#0" else "op@a#0", "restart")
+    stage.pass_ms(2_000)
+    assert list(stage.machines["a"].inboxes["op"].pauses["m1"].awaited) == [SPARE]
+    return stage
+
+
+def assert_the_restart_ends(stage: Stage) -> None:
+    stage.pass_ms(2_000)
+    assert stage.disks["a"]["ended", "m1"] == ("done", "")
+    assert stage.machines["a"].inboxes["op"].pauses == {}
+    assert not any(place[0] == "pause" for place in stage.disks["a"])
+
+
+@pytest.mark.parametrize("router_restarts", [False, True])
+def test_a_restart_does_not_wait_for_one_that_was_retired_meanwhile(router_restarts: bool) -> None:
+    """Found by seed 3881: nobody starts it again, so dispatch stood still for ever."""
+    stage = restart_without_the_spare()
+    stage.tell("a", m.Retirement(SPARE))
+    assert stage.said("a", BOSS, m.RetirementReply) == [m.RetirementReply(SPARE, True)]
+    stage.stop(SPARE)
+    if router_restarts:
+        stage.restart("a")
+    assert_the_restart_ends(stage)
+
+
+def test_a_restart_does_not_wait_for_one_that_is_gone_and_owned_nothing() -> None:
+    stage = restart_without_the_spare()
+    stage.stop(SPARE)
+    assert_the_restart_ends(stage)
+
+
 # -- requests ----------------------------------------------------------------------------------
 
 

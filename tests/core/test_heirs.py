@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from playing import Stage, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect, LoadCheckpoint, Send, StorageKey, Write
 from tiercel.core.events import CheckpointLoaded, Connected, Durable, Event, Received
@@ -124,6 +125,34 @@ def test_an_heir_whose_name_was_used_before_does_not_take_its_old_store_for_what
     inherited = Inheritance(DEAD, KeySet(slots=frozenset({1})), 9)
     reply = m.AttachReply(1, 1, 1, 0, -1, False, 0, [], [], [], inherited)
     effects = heir.on_event(Received("a", reply), 0.0)
-    assert LoadCheckpoint() in effects
+    assert LoadCheckpoint(values=False) in effects
     effects = heir.on_event(CheckpointLoaded({("cursor",): "of an older time"}), 0.0)
     assert effects == [LoadCheckpoint(inherited=inherited)]
+
+
+def test_an_heir_gives_keys_away_only_once_it_has_read_all_that_it_inherited() -> None:
+    """Found by seed 3286: it captured in the midst of the dead one's rows, and these were in no shadow.
+
+    What it makes of them is of the dead one's epoch, too; the destination would have gone on with that.
+    """
+    heir, key = HEIRS[0], key_in(0)
+    stage = Stage(topology(("a",), instances=(DEAD, OTHER))).start()
+    slots = frozenset(
+        s for s, r in enumerate(stage.machines["a"].inboxes["op"].table.slots) if r.instance == DEAD
+    )
+    stage.produce("a", (key, 0, 1))
+    stage.stop(DEAD)
+    stage.produce("a", (key, 0, 2))
+    stage.tell("a", m.Succession("r1", DEAD, (heir,)))
+    stage.withholds = lambda sender, to, message: to == heir and isinstance(message, m.Dispatch)
+    stage.start(heir)
+    stage.produce("a", (key, 0, 3))
+    stage.move(KeySet(slots=slots), heir, OTHER)
+    stage.deliver()
+    stage.produce("a", (key, 0, 4))
+    stage.pass_ms(10_000)
+    stage.produce("a", (key, 0, 5))
+    assert stage.machines["a"].ended["m1"] == ("done", "")
+    outputs = stage.outputs()
+    assert [output.row[2][2] for output in outputs] == [1, 2, 3, 4, 5]
+    assert [output.epoch for output in outputs] == sorted(output.epoch for output in outputs)

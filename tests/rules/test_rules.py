@@ -25,6 +25,7 @@ from tiercel.core.feed import Phase as FeedPhase
 from tiercel.core.records import Compare, Flip, KeySet, Output, Route, TableUpdate
 from tiercel.core.routing import RoutingTable
 from tiercel.core.settings import Settings
+from tiercel.core.strategies import STRATEGIES
 from tiercel.core.topology import Stream, Topology
 from tiercel.sim.mutants import DIRECTED, MUTANTS, hunt
 
@@ -383,6 +384,47 @@ def test_R18_a_site_does_not_raise_its_watermark_while_it_prepares_for_keys() ->
     assert router.output_promise("op") == 40
     stage.tell("b", m.AbortNotice("m1"), "a")
     assert router.output_promise("op") == 70
+
+
+def keys_that_come_to_a_log_ahead_of_theirs(strategy: str, mutant: str = "") -> Stage:
+    """A window ends at 100. The source's log is at 90; the destination's reaches 120 once it has prepared."""
+    facts = topology(kind="windows")
+    timed = Stream("in", "a", logged=False, delay_ms=10)
+    facts = Topology(facts.sites, {**facts.streams, "in": timed}, facts.operators)
+    stage = Stage(facts, Settings(mutant=mutant), kind="windows").start()
+    stage.produce("a", (key_in(0), 95, 1), (key_in(0), 100, 2), producer="of a")
+    stage.produce("b", (key_in(1), 100, 1), producer="of b")
+    news = (m.Prepared, m.WatermarkReport)
+    stage.withholds = lambda sender, to, message: (sender, to) == ("b", "a") and isinstance(message, news)
+    stage.move(SLOT_0, A, B, strategy)
+    stage.produce("b", (key_in(1), 130, 2), producer="of b")
+    stage.produce("a", (key_in(2), 130, 3), producer="of a")
+    assert [stage.machines[site].inboxes["op"].watermark_ms for site in "ab"] == [90, 120]
+    stage.tell("a", m.Prepared("m1", 90), "b")
+    stage.pass_ms(5_000)
+    assert stage.said("a", BOSS, m.MoveStatus)[-1].phase == "done"
+    assert stage.machines["b"].output_promise("op") == 120
+    return stage
+
+
+def closed_windows(stage: Stage) -> list[int]:
+    return [
+        output.row[1] for output in stage.outputs() if output.key == key_in(0) and "window" in output.row[2]
+    ]
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_R18_what_the_destinations_log_has_passed_is_fired_before_its_promise_holds_for_it(
+    strategy: str,
+) -> None:
+    """Found by seed 4840: a window closed with the next watermark, behind one that was given meanwhile."""
+    assert closed_windows(keys_that_come_to_a_log_ahead_of_theirs(strategy)) == [100]
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_R18_the_planted_bug_leaves_them_to_a_watermark_that_may_never_come(strategy: str) -> None:
+    assert "passed-timers-not-fired" in DIRECTED
+    assert closed_windows(keys_that_come_to_a_log_ahead_of_theirs(strategy, "passed-timers-not-fired")) == []
 
 
 @mutants_of("R19")

@@ -63,7 +63,7 @@ class Arrangement(Stage):
     def loaded(self, name: str, values: bool) -> CheckpointLoaded:
         store = self._stores.get(name)
         return (
-            super().loaded(name, values)
+            super().loaded(name, values or not self.settings.memory_bytes_max)  # the oracle has it all
             if store is None
             else CheckpointLoaded(store.items(values=values), store)
         )

@@ -114,6 +114,12 @@ def test_instances_that_are_succeeded_by_several_keep_every_promise() -> None:
     assert run_seeds(seeds, options, 1).violations == []
 
 
+def test_seeds_that_broke_a_promise_once_keep_every_one() -> None:
+    """2924, 3286: a move flipped while its shadow was still reading the log."""
+    options = Options(faults=FAULTS, sites_max=6, scales=True)
+    assert run_seeds([2924, 3286], options, 1).violations == []
+
+
 def test_the_summary_line_has_its_one_form() -> None:
     summary = Summary()
     summary.add(

@@ -284,6 +284,25 @@ def test_what_a_dying_process_has_sent_may_arrive_but_only_before_the_news_of_it
     assert {0, 8} < endings
 
 
+def test_who_was_not_told_of_a_connection_hears_no_last_words_on_it() -> None:
+    """Found by seed 627: a router heard the Attach of a dead instance, and never of its death."""
+    heard = set()
+    for seed in range(200):
+        world = World(seed)
+        network = Network(world)
+        network.declare("a", "b", 0.001)
+        a, b = Ear(world, network, "a"), Ear(world, network, "b")
+        for n in range(100):  # the first that leaves does so when `b` has just been told
+            world.call_at(n * 0.05, network.send, "b", "a", n)
+        world.call_at(2.0, b.die)
+        world.run()
+        assert a.connection_story in ([], [Connected("b"), Disconnected("b")])
+        kinds = [type(event) for _, event in a.events]
+        assert kinds in ([], [Connected, *[Received] * len(a.messages), Disconnected])
+        heard.add(len(a.messages) > 0)
+    assert heard == {False, True}
+
+
 def test_the_dead_hear_no_last_words() -> None:
     for seed in range(50):
         world, network, a, b = pair(seed)

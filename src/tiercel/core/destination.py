@@ -208,7 +208,7 @@ class DestinationMove:
             self.instance.checkpoint_soon(step)
             return
         if isinstance(control, Adopt):
-            self._own(control)
+            self._own(step, control)
             return
         if control is not None:
             if not self.complete and self.instance.settings.mutant != "ticks-not-held":
@@ -351,9 +351,9 @@ class DestinationMove:
             self.feed(step, (OWN, offset), adopt.time_ms, [], adopt)
         else:
             self.position = max(self.position, (OWN, offset))
-            self._own(adopt)
+            self._own(step, adopt)
 
-    def _own(self, adopt: Adopt) -> None:
+    def _own(self, step: Step, adopt: Adopt) -> None:
         self.adopt = adopt
         self.owned = True
         self.marks.own_ms = max(self.marks.own_ms, adopt.own_watermark_ms)
@@ -361,6 +361,17 @@ class DestinationMove:
             state.epoch = self.instance.routes.route(key).epoch
         if self.complete:
             self.phase = Phase.ADOPTED
+        self._fire_passed(step, adopt)
+
+    def _fire_passed(self, step: Step, adopt: Adopt) -> None:
+        """Our log may be past timers of theirs, and never say so again: then Adopt is a watermark for them.
+
+        Once the move is done our site's promise counts for them too; what it fires must have come before.
+        """
+        ahead = adopt.own_watermark_ms > adopt.watermark_ms
+        if ahead and self.instance.settings.mutant != "passed-timers-not-fired":
+            passed = Watermark(adopt.own_watermark_ms)
+            self._process(step, ((OWN, self.adopted_at), adopt.time_ms, [], passed))
 
     def let_go(self) -> None:
         """It has ended: what it held goes now, not when the collector finds it."""

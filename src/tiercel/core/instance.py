@@ -120,7 +120,11 @@ class Instance(Processing):
                     self.tell(step, m.Prepared(move, self.watermark_ms))
                     self.fetch_later(step, self.arriving[move])
             case m.Capture():
-                if leaving is None and not self._still_arriving(message.keys):
+                if (
+                    leaving is None
+                    and not self._still_arriving(message.keys)
+                    and not self._still_inheriting()
+                ):
                     leaving = SourceMove(self, move, message.keys, message.destination, SourcePhase.CAPTURING)
                     self.leaving[move] = leaving
                     self.flush(step)
@@ -161,6 +165,11 @@ class Instance(Processing):
     def _still_arriving(self, keys: KeySet) -> bool:
         """Keys that are still coming in are not ours to capture yet; it is asked again."""
         return any(overlap(keys, a.keys, self.operator.slots) for a in self.arriving.values())
+
+    def _still_inheriting(self) -> bool:
+        """Rows that are still the dead instance's, of its epoch, would be in no shadow; it is asked again."""
+        inherited = self._reply.inherited if self._reply is not None else None
+        return inherited is not None and self.applied < inherited.through
 
     def _forget(self, step: Step, move: str) -> None:
         leaving = self.leaving.get(move)
@@ -218,8 +227,8 @@ class Instance(Processing):
             self.flushes = flushes
             self.phase = Phase.LOADING
             self._own = None
-            limited = self.space.spill.limit_bytes > 0 and not self.checkpointer.in_flight
-            step.effects.append(LoadCheckpoint(values=not limited))
+            # values are read when they are needed; unless a cursor is under way, which may yet delete some
+            step.effects.append(LoadCheckpoint(values=self.checkpointer.in_flight))
 
     def _check_newest(self, items: dict[StorageKey, Any], told: int) -> None:
         """What a checkpoint covers is trimmed from the log: without it, going on would lose that silently."""

@@ -65,7 +65,8 @@ class KeySpace:
         if state is None and key in self.cold:
             image, size_bytes = self.spill.read(key, self.cold.pop(key))
             state = self.keys[key] = self._restored(image)
-            self.spill.saw(key, size_bytes)
+            if self.spill.active:
+                self.spill.saw(key, size_bytes)
             if state.empty:  # of variables that the user's code has deleted
                 self.discard(key)
                 return None

@@ -397,6 +397,7 @@ class MoveDesk(Traffic):
 
     def _forget_reader(self, step: Step, inbox: Inbox, instance: str) -> None:
         inbox.readers.pop(instance, None)
+        inbox.let_go(step, instance)
         step.delete(("reader", inbox.name, instance))
         step.put(("retired", inbox.name, instance), True)
 

@@ -93,9 +93,19 @@ class Readers:
     def relaunched(self, step: Step, instance: str, life: int) -> None:
         for move, pause in list(self.pauses.items()):
             if pause.awaited.get(instance, life) < life:
-                awaited = {i: n for i, n in pause.awaited.items() if i != instance}
-                over = pause.released and not awaited
-                self._set_pause(step, move, None if over else Pause(pause.limit, awaited, pause.released))
+                self._await_no_more(step, move, instance)
+
+    def let_go(self, step: Step, instance: str) -> None:
+        """It owns nothing and may never come back: no relaunch of it is waited for."""
+        for move, pause in list(self.pauses.items()):
+            if instance in pause.awaited:
+                self._await_no_more(step, move, instance)
+
+    def _await_no_more(self, step: Step, move: str, instance: str) -> None:
+        pause = self.pauses[move]
+        awaited = {i: n for i, n in pause.awaited.items() if i != instance}
+        over = pause.released and not awaited
+        self._set_pause(step, move, None if over else Pause(pause.limit, awaited, pause.released))
 
     def all_relaunched(self, move: str) -> bool:
         return move not in self.pauses or not self.pauses[move].awaited

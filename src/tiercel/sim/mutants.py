@@ -119,6 +119,7 @@ DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in te
     ),
     "flip-ahead-of-shadow": Mutant("R21", "keys move while some of their rows are not shadowed yet"),
     "flip-ignores-watermark": Mutant("R18", "keys move to a place whose watermark is ahead of theirs"),
+    "passed-timers-not-fired": Mutant("R18", "timers wait, though the log they have come to is past them"),
 }
 
 

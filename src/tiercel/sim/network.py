@@ -90,8 +90,9 @@ class Network:
     Times are means, drawn anew each time. `connect_ms`: from the wish to connect to being told. `death_ms`:
     until a reset is seen. `silence_ms`: until a peer that cannot be heard is given up. `backoff_ms`: before
     a retry. `last_words_share`: how often what a dying process has sent still arrives, until its peer is
-    told of the death; else it is lost at once. Sizes are asked for where bandwidth is limited, and elsewhere
-    only with `count_bytes`: a large message has to add up its parts to know its size.
+    told of the death; else it is lost at once, as it is if the peer was not told of the connection yet. Sizes
+    are asked for where bandwidth is limited, and elsewhere only with `count_bytes`: a large message has to
+    add up its parts to know its size.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Network:
         for channel in self._disown(endpoint):
             if channel.target is endpoint:
                 self._close(channel)
-            elif self._random() < self._last_words_share:
+            elif self._random() < self._last_words_share and channel.back.told:
                 self._fall_silent(channel)
             else:
                 self._break(channel, self._death_ms)

@@ -4,7 +4,8 @@ Responsible for: the history of each key out of the logs, and what user code mak
 Not responsible for: comparing (checkers.py).
 
 A key's history is its rows, ticks and watermarks in log order: the log of its first owner's site,
-and at each Flip that takes it along the log of the next site, from Adopt on.
+and at each Flip that takes it along the log of the next site, from Adopt on. If that log's watermark is
+ahead, Adopt is a watermark for the key: it sees no time at which a timer of its own is due and has not fired.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ class Reference:
             history.state.epoch = route.epoch
             history.instance = route.instance
             assert site_of(route.instance) == site
+            if adopt.own_watermark_ms > floor_wm and self.engine.event_time:
+                self._fire(history, adopt.own_watermark_ms, floor_time, adopt.own_watermark_ms, after)
 
     def _next_heir(self, site: str, after: int, before: int, history: KeyHistory) -> tuple[int, Route] | None:
         """Where its owner died and another took over."""
@@ -142,24 +145,27 @@ class Reference:
             if offset <= after:
                 continue
             time_ms = max(entry.time_ms, floor_time)
-            out: list[Output] = []
             if kind == 0:
+                out: list[Output] = []
                 history.rows += item
                 history.late += [str(r) for r in item if 0 <= r[1] <= watermark]
                 engine.call(state, key, item, time_ms, watermark, offset, out)
-            elif isinstance(entry.control, Watermark) and engine.event_time and state.timers:
-                engine.fire(
-                    state, key, max(entry.control.value_ms, floor_wm), time_ms, watermark, offset, out
-                )
-            elif (
-                isinstance(entry.control, Tick)
-                and engine.has_timers
-                and not engine.event_time
-                and state.timers
-            ):
-                engine.fire(state, key, time_ms, time_ms, watermark, offset, out)
-            history.outputs += out
-            history.dead_letters += engine.dead_letters
-            engine.dead_letters = []
-            engine.handle.new_timers.clear()
+                self._collect(history, out)
+            elif isinstance(entry.control, Watermark) and engine.event_time:
+                self._fire(history, max(entry.control.value_ms, floor_wm), time_ms, watermark, offset)
+            elif isinstance(entry.control, Tick) and engine.has_timers and not engine.event_time:
+                self._fire(history, time_ms, time_ms, watermark, offset)
         return watermark
+
+    def _fire(self, history: KeyHistory, due_ms: int, time_ms: int, watermark_ms: int, offset: int) -> None:
+        if history.state.timers:
+            out: list[Output] = []
+            self.engine.fire(history.state, history.key, due_ms, time_ms, watermark_ms, offset, out)
+            self._collect(history, out)
+
+    def _collect(self, history: KeyHistory, out: list[Output]) -> None:
+        engine = self.engine
+        history.outputs += out
+        history.dead_letters += engine.dead_letters
+        engine.dead_letters = []
+        engine.handle.new_timers.clear()
