@@ -53,7 +53,8 @@ class Play:
 
     def states(self) -> dict[bytes, Any]:
         space = self.stage.machines[ME].space
-        return {key: state.image(key, 0, 0, 0).values for key, state in space.keys.items()}
+        found = {key: space.peek(key) for key in (*space.keys, *space.cold)}
+        return {key: state.image(key, 0, 0, 0).values for key, state in found.items() if state is not None}
 
 
 def test_a_checkpoint_takes_several_steps_and_counts_with_the_last() -> None:
