@@ -173,3 +173,16 @@ def assert_once_and_in_order(found: list[tuple[int, int]], count: int, keys: int
     for key in range(keys):
         of_key = [payload for payload, _ in found if payload % keys == key]
         assert of_key == sorted(of_key)
+
+
+class FullDisk:
+    """A database whose writes fail; all else works, as it does when a disk is full."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+
+    def write(self, batch: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tiercel import cli
+from tiercel.chaos import victims
 from tiercel.chaos.child import Track
 from tiercel.chaos.disk import Disk, limited
 from tiercel.chaos.judge import Verdict, too_few
@@ -21,8 +22,11 @@ from tiercel.chaos.ledger import ACCOUNTS, CHUNK_FRAMES, FRAME_ROWS, entered, fr
 from tiercel.chaos.plan import DECK, Fault, Kind, chosen, plan
 from tiercel.chaos.record import Inputs, Outputs
 from tiercel.chaos.supervisor import Chronicle, Struck, check_master, kinds_of
-from tiercel.chaos.victims import kill_all, kill_with_disk, members
+from tiercel.chaos.victims import Victims, kill_all, kill_with_disk, members
 from tiercel.errors import UserError
+from tiercel.runtime.lives import Lives
+from tiercel.runtime.place import Place
+from tiercel.runtime.registry import Address
 from tiercel.spark.audit import Audit
 
 CLUSTER = "local-cluster[2,6,1024]"
@@ -296,3 +300,27 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
     assert code == 2
     assert said in captured.err
     assert "Traceback" not in captured.err
+
+
+# -- second copies ---------------------------------------------------------------------------------
+
+
+def test_who_has_no_second_copy_that_runs_must_keep_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was killed a moment ago is registered still, and was taken for a copy."""
+    found = Victims(tmp_path, 1)
+    registry = Place(tmp_path).registry
+    for name in ("cloud", "controller", "replica 1 of cloud"):
+        registry.publish(Address(name, "127.0.0.1", 1, 1, 1))
+    lives = Lives(Place(tmp_path).lives, "cloud")
+    lives.note_held(lives.claim(0).life, "replica 1 of cloud")
+    for running, copied, missing in (
+        (["cloud", "replica 1 of cloud"], True, []),
+        (["cloud"], True, ["cloud"]),
+        (["replica 1 of cloud"], True, ["cloud"]),
+        (["cloud", "replica 1 of cloud"], False, ["cloud"]),
+    ):
+        monkeypatch.setattr(found, "_on_executors", lambda names=running: [(n, 1, 2) for n in names])
+        monkeypatch.setattr(victims, "has_copy", lambda place, name, copied=copied: copied)
+        assert found.without_copy() == missing

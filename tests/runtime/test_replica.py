@@ -18,6 +18,7 @@ from small import (
     INSTANCE,
     OUTPUT,
     SITE,
+    FullDisk,
     Running,
     assert_once_and_in_order,
     instance_host,
@@ -181,17 +182,6 @@ def test_who_cannot_store_when_its_replica_comes_back_ends_and_does_not_go_on_wi
     tmp_path: Path,
 ) -> None:
     """Found by chaos: only the link ended, and what had been taken back was there again after a restart."""
-
-    class FullDisk:
-        def __init__(self, database: Any) -> None:
-            self.database = database
-
-        def write(self, batch: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.database, name)
-
     with deployed(tmp_path) as (deployment, producer, subscriber):
         deployment.send(producer)
         deployment.read(subscriber)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from small import FullDisk
 from tiercel.core.effects import Write
 from tiercel.core.records import Entry, KeyImage, Route, Tick
 from tiercel.runtime.store import Store
@@ -73,19 +74,6 @@ def test_a_log_is_read_in_order_from_anywhere(
     assert store.read_log("avg", after, limit) == [entries[o] for o in expected]
     store.sync()
     store.close()
-
-
-class FullDisk:
-    """A database whose writes fail; all else works, as it does when a disk is full."""
-
-    def __init__(self, database: Any) -> None:
-        self._database = database
-
-    def write(self, batch: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._database, name)
 
 
 def test_a_batch_that_could_not_be_written_is_gone_for_the_backup_too(tmp_path: Path) -> None:
