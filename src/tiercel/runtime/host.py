@@ -183,6 +183,10 @@ class Host:
         here = (self.name, self._advertise, port, os.getpid(), self._life, nearby)
         self._registry.publish(Address(*here, stage, attempt, task, executor))
 
+    def is_found(self) -> bool:
+        """Whether everyone can know where we listen."""
+        return not self._listens or self._registry.lists(self.name, self._life)
+
     def end(self, reason: str) -> None:
         if not self._ended.done():
             self._ended.set_result(reason)

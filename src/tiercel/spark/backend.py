@@ -11,10 +11,11 @@ from __future__ import annotations
 import abc
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from pyspark import InheritableThread
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tiercel.errors import UserError
 from tiercel.spark.seam import CannotTell, ExecutorState, executor_state
@@ -39,6 +40,14 @@ class Backend(abc.ABC):
     def setting(self, name: str, default: str = "") -> str:
         found: str | None = self.spark.conf.get(name, default)
         return found or default
+
+    def job(self, work: Callable[[Iterator[Any]], Iterator[Any]]) -> DataFrame:
+        """A job of one task that does this whenever it is collected.
+
+        Made once, while the session runs: PySpark starts a session of its own when it wraps a function
+        and finds none. Whoever ended theirs would have another.
+        """
+        return self.spark.range(0, 1, 1, 1).mapInArrow(work, "id long")
 
     @property
     def allocates(self) -> bool:

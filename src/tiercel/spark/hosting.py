@@ -248,13 +248,13 @@ class Hosting:
     def _keep_running(self, name: str, plan: OperatorPlan | None) -> None:
         """One job after the other until the process is dismissed, or cannot work at all."""
         self._backend.enter(name)
-        work = task(self._place.directory, name, plan, self._build)
+        job = self._backend.job(task(self._place.directory, name, plan, self._build))
         in_a_row = 0
         while name not in self._unwanted:
             begun = time.monotonic()
             self.submissions[name] = self.submissions.get(name, 0) + 1
             try:
-                self._backend.spark.range(0, 1, 1, 1).mapInArrow(work, "id long").collect()
+                job.collect()
                 if name not in self._unwanted:
                     self._registry.welcome(name)  # it was to leave its executor, and starts on another
             except Exception as error:

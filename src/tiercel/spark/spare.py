@@ -11,12 +11,15 @@ nothing but that ends well again and again, and at once when somebody was starte
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from tiercel.runtime.place import Place
 from tiercel.spark.backend import Backend
@@ -57,6 +60,7 @@ class Spare:
 
     def _run(self) -> None:
         self._backend.enter(NAME)
+        job = self._backend.job(warm)
         seen: set[int] = set()
         next_s = 0.0
         while not self._ending.wait(LOOK_S):
@@ -65,9 +69,7 @@ class Spare:
             if not workers.keys() <= seen or time.monotonic() > next_s:
                 executors = len(set(workers.values()) - {""}) or 1
                 try:
-                    self._backend.spark.range(0, executors, 1, executors).mapInArrow(
-                        warm, "id long"
-                    ).collect()
+                    functools.reduce(DataFrame.union, [job] * executors).collect()
                 except Exception as error:  # cancelled, or an executor went: nobody depends on it
                     log.debug("no spare worker: %s", error)
                 seen, next_s = set(workers), time.monotonic() + KEEP_S
