@@ -150,10 +150,14 @@ class Stage:
             self._queue.append((name, Connected(other)))
             self._queue.append((other, Connected(name)))
 
-    def stop(self, name: str) -> None:
+    def vanish(self, name: str) -> None:
+        """It is gone, and nobody has heard of it."""
         del self.machines[name]
         self._queue = deque((to, event) for to, event in self._queue if to != name)
         self.timers = {key: at for key, at in self.timers.items() if key[0] != name}
+
+    def stop(self, name: str) -> None:
+        self.vanish(name)
         for other in self.machines:
             self._queue.append((other, Disconnected(name)))
         self.run()

@@ -289,6 +289,21 @@ def test_a_restart_does_not_wait_for_one_that_is_gone_and_owned_nothing() -> Non
     assert_the_restart_ends(stage)
 
 
+def test_a_restart_does_not_wait_for_one_that_came_after_it_was_retired_and_went_unheard() -> None:
+    """Its Attach was under way when it was retired, and the router died before it heard that it was gone."""
+    stage = Stage(topology(("a",), instances=("op@a#0", "op@a#1"))).start()
+    stage.start(SPARE)
+    stage.tell("a", m.Retirement(SPARE))
+    stage.tell("a", m.Attach(SPARE, stage.lives[SPARE], 1), SPARE)
+    assert SPARE in stage.machines["a"].inboxes["op"].readers
+    stage.vanish(SPARE)
+    stage.restart("a")
+    assert SPARE not in stage.machines["a"].inboxes["op"].readers
+    source = stage.machines["a"].inboxes["op"].table.route(KEY).instance
+    stage.move(KEYS, source, "op@a#1" if source == "op@a#0" else "op@a#0", "restart")
+    assert_the_restart_ends(stage)
+
+
 # -- requests ----------------------------------------------------------------------------------
 
 

@@ -131,6 +131,9 @@ def _first_steps(router: Router, step: Step) -> None:
             departure.unsettled = router.unsettled_outputs(departure.inbox.name)
         if departure.phase not in DECIDED:
             departure.abort(step, f"the router of {router.site} was restarted")
+    for inbox in router.inboxes.values():
+        for instance in list(inbox.readers):  # nobody is connected yet; some may have gone unheard
+            router.let_go(step, inbox, instance)
     for lane in router.lanes.values():
         if lane.to == router.site:
             router.loop_back(step, lane)
