@@ -19,26 +19,35 @@ from tiercel.spark.backend import Backend
 from tiercel.spark.seam import ExecutorState
 
 
+class Job:
+    """So many tasks of a pool."""
+
+    def __init__(self, pool: Pool, tasks: int) -> None:
+        self.pool, self.tasks = pool, tasks
+
+    def union(self, other: Job) -> Job:
+        return Job(self.pool, self.tasks + other.tasks)
+
+    def collect(self) -> None:
+        self.pool.run(self.tasks)
+
+
 class Pool(Backend):
     """An application on paper that counts the tasks it is given, and what they are tagged with."""
 
     def __init__(self, **settings: str) -> None:
         self._settings = settings
-        self.spark: Any = self
         self.tasks: list[int] = []
         self.fails = False
         self.tags: set[str] = set()
         self.cancelled: list[str] = []
 
-    def range(self, start: int, end: int, step: int, partitions: int) -> Pool:
-        self.tasks.append(partitions)
-        return self
-
-    def mapInArrow(self, work: object, schema: str) -> Pool:  # Spark's name
+    def job(self, work: object) -> Any:
         assert work is spare.warm
-        return self
+        return Job(self, 1)
 
-    def collect(self) -> None:
+    def run(self, tasks: int) -> None:
+        self.tasks.append(tasks)
         if self.fails:
             raise RuntimeError("the executor is gone")
 

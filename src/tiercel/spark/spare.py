@@ -19,8 +19,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
-
 from tiercel.runtime.place import Place
 from tiercel.spark.backend import Backend
 
@@ -69,7 +67,7 @@ class Spare:
             if not workers.keys() <= seen or time.monotonic() > next_s:
                 executors = len(set(workers.values()) - {""}) or 1
                 try:
-                    functools.reduce(DataFrame.union, [job] * executors).collect()
+                    functools.reduce(lambda jobs, another: jobs.union(another), [job] * executors).collect()
                 except Exception as error:  # cancelled, or an executor went: nobody depends on it
                     log.debug("no spare worker: %s", error)
                 seen, next_s = set(workers), time.monotonic() + KEEP_S
