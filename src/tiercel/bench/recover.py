@@ -42,7 +42,7 @@ FILL_S_MAX = 300.0
 WARM_S = 6.0
 TIMES_MIN = 4  # that outputs come, within warm-up and within steady time
 RUN_S_MAX = 120.0
-STEADY_S = 8.0
+STEADY_S = 15.0  # long enough to see what the machine does by itself
 NORMAL_S_MAX = 120.0
 LOOK_S = 0.25
 

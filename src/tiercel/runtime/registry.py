@@ -37,6 +37,7 @@ class Registry:
         directory.mkdir(parents=True, exist_ok=True)
 
     def publish(self, address: Address) -> None:
+        self._sweep(address.name)
         place = self._place(address.name, "address")
         draft = place.with_suffix(f".{os.getpid()}")
         draft.write_bytes(msgspec.json.encode(address))
@@ -61,7 +62,16 @@ class Registry:
         return sorted(unquote(place.name.removesuffix(".address")) for place in found)
 
     def withdraw(self, name: str) -> None:
+        self._sweep(name)
         self._place(name, "address").unlink(missing_ok=True)
+
+    def _sweep(self, name: str) -> None:
+        """Who was killed could not take its socket along."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            found = self.find(name)
+            if found is not None and found.local:
+                Path(found.local).unlink(missing_ok=True)
+                Path(found.local).parent.rmdir()  # its own; it is empty now
 
     def beat(self, name: str) -> None:
         """A sign of life."""
@@ -97,6 +107,8 @@ class Registry:
 
     def clear(self) -> None:
         """Forget everyone: no process of this deployment is meant to run yet."""
+        for name in self.names():
+            self._sweep(name)
         for kind in ("address", "beat", "dismissed"):
             for path in self._directory.glob(f"*.{kind}"):
                 path.unlink(missing_ok=True)
