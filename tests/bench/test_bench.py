@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ import uvloop
 from small import running
 from small import until as wait_until
 from tiercel import cli
-from tiercel.bench import bare, measures
+from tiercel.bench import bare, idle, measures
 from tiercel.bench.averages import INPUT, INPUT_SCHEMA, OUTPUT, OUTPUT_SCHEMA, SITE, plan, topology
 from tiercel.bench.echo import echoing, frame_sizes
 from tiercel.bench.load import PRODUCER, Load, Record, due_in_tick
@@ -360,3 +361,26 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
     assert f"Example: tiercel bench {command}" in shown
     assert "--json" in shown
     assert "--out" in shown
+
+
+@pytest.mark.parametrize(("swap", "order"), [(False, "ABBAAB"), (True, "BAABBA")])
+def test_two_that_are_compared_take_turns_and_are_first_in_turn(swap: bool, order: str) -> None:
+    """A machine that becomes slower all the time is no reason to find one of them slower."""
+    taken: list[str] = []
+
+    def half(name: str) -> Callable[[float], dict[str, Any]]:
+        def run(seconds: float) -> dict[str, Any]:
+            taken.append(name)
+            return {"events_per_s": 100 - len(taken), "seconds": seconds}
+
+        return run
+
+    a, b = idle.take_turns([half("A"), half("B")], 3 * idle.SLICE_S, swap=swap)
+    assert "".join(taken) == order
+    assert idle.total(a, "seconds") == idle.total(b, "seconds") == 3 * idle.SLICE_S
+    assert abs(idle.mean_rate(a) - idle.mean_rate(b)) < 1
+
+
+def test_what_is_shorter_than_a_slice_is_one() -> None:
+    taken = idle.take_turns([lambda seconds: {"seconds": seconds}] * 2, idle.SLICE_S / 4, swap=False)
+    assert taken == [[{"seconds": idle.SLICE_S / 4}]] * 2

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from small import until
 from tiercel import cli
+from tiercel.bench.processes import kill_all, kill_with_all_below, members
 from tiercel.chaos import victims
 from tiercel.chaos.child import Track
 from tiercel.chaos.disk import Disk, limited
@@ -22,7 +24,7 @@ from tiercel.chaos.ledger import ACCOUNTS, CHUNK_FRAMES, FRAME_ROWS, entered, fr
 from tiercel.chaos.plan import DECK, Fault, Kind, chosen, plan
 from tiercel.chaos.record import Inputs, Outputs
 from tiercel.chaos.supervisor import Chronicle, Struck, check_master, kinds_of
-from tiercel.chaos.victims import Victims, kill_all, kill_with_disk, members
+from tiercel.chaos.victims import Victims, kill_with_disk
 from tiercel.errors import UserError
 from tiercel.runtime.lives import Lives
 from tiercel.runtime.place import Place
@@ -162,20 +164,34 @@ def test_a_change_runs_from_when_it_was_taken_on_until_its_handle_says_done() ->
     assert (track.runs_at(6.0), track.runs_at(6.1)) == (True, False)
 
 
-def test_an_executor_is_killed_with_all_below_it_and_its_disk_and_other_disks_stay(tmp_path: Path) -> None:
-    child = "import time; print('x', flush=True); time.sleep(600)"
+def executor_with_a_worker() -> subprocess.Popen[bytes]:
+    child = "import time; print('x', end='', flush=True); time.sleep(600)"
     script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]).wait()"
     executor = subprocess.Popen(
         [sys.executable, "-c", script, "--executor-id", "7"], stdout=subprocess.PIPE, start_new_session=True
     )
     assert executor.stdout is not None
     executor.stdout.read(1)
+    executor.stdout.close()
+    assert len(members(executor.pid)) == 2
+    return executor
+
+
+def test_a_process_is_killed_with_all_below_it() -> None:
+    """Workers of an executor that is killed alone live on for a while, and go on with their work."""
+    executor = executor_with_a_worker()
+    kill_with_all_below(executor.pid, executor.pid)
+    executor.wait()
+    until(lambda: members(executor.pid) == [], "it lives on")
+
+
+def test_an_executor_is_killed_with_all_below_it_and_its_disk_and_other_disks_stay(tmp_path: Path) -> None:
+    executor = executor_with_a_worker()
     for name in ("7", "8"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     assert kill_with_disk(executor.pid, executor.pid, tmp_path) == "7"
     executor.wait()
-    executor.stdout.close()
     assert members(executor.pid) == []
     assert [path.name for path in tmp_path.iterdir()] == ["8"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tiercel.core.effects import Write
 from tiercel.core.topology import Topology
 from tiercel.errors import UserError
 from tiercel.runtime import backups
-from tiercel.runtime.backups import ProcessBackup, folder_of, listed
+from tiercel.runtime.backups import ProcessBackup, ahead, folder_of, listed
 from tiercel.runtime.locations import Location
 from tiercel.runtime.pieces import MAGIC, DamagedBackup, Header, pack, unpack
 from tiercel.runtime.place import BackupPlan, Manifest
@@ -417,3 +418,39 @@ def test_what_is_packed_is_unpacked() -> None:
     header = Header("base", DEPLOYMENT, ME, 3, 7, 12, "previous", 5, chunk=2, final=False)
     data, checksum = pack(header, [(b"k", b"v"), (b"gone", None)])
     assert unpack(data, "x") == (header, [(b"k", b"v"), (b"gone", None)], checksum)
+
+
+# -- one ahead ---------------------------------------------------------------------------------
+
+
+def test_the_next_file_is_fetched_while_this_one_is_used() -> None:
+    fetched = threading.Event()
+
+    def files() -> Iterator[int]:
+        yield 1
+        fetched.set()
+        yield 2
+
+    coming = ahead(files())
+    assert next(coming) == 1
+    assert fetched.wait(10)
+    assert list(coming) == [2]
+
+
+def test_a_file_that_cannot_be_read_ends_it_where_it_is() -> None:
+    def files() -> Iterator[int]:
+        yield 1
+        raise DamagedBackup("the second one is torn")
+
+    coming = ahead(files())
+    assert next(coming) == 1
+    with pytest.raises(DamagedBackup, match="torn"):
+        next(coming)
+
+
+def test_nothing_is_fetched_for_who_has_left() -> None:
+    taken = []
+    coming = ahead(n for n in range(1, 100) if taken.append(n) is None)  # type: ignore[func-returns-value]
+    assert next(coming) == 1
+    coming.close()  # type: ignore[attr-defined]
+    assert len(taken) <= 2

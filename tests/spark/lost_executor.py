@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 import tiercel
-from tiercel.bench.outages import check_ours, executor_of, spark_home
+from tiercel.bench.outages import spark_home
+from tiercel.bench.processes import check_ours, executor_of
 from tiercel.bench.steady import Traffic, declare
 from tiercel.core.settings import Settings
 from tiercel.runtime.replicated import has_copy

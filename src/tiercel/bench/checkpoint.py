@@ -3,8 +3,8 @@
 Responsible for: interleaved pairs of a deployment with checkpoints and one without, medians of ratios.
 Not responsible for: checkpoints (core/checkpoints.py), the load (loader.py).
 
-Both deployments have the same state and run all the time; they take turns, the first of a pair in turn
-too. What a checkpoint costs depends on how much of the state has changed since the last one: so it is
+Both deployments have the same state and run all the time; they take turns of a few seconds, the first one in
+turn too. What a checkpoint costs depends on how much of the state has changed since the last one: so it is
 measured with tuples for a few keys, and with tuples for all of them.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tiercel.bench.deployed import SLOTS, loaded
-from tiercel.bench.idle import UNDER_WAY_MAX
+from tiercel.bench.idle import UNDER_WAY_MAX, mean_rate, take_turns, total
 from tiercel.bench.loader import Loader
 from tiercel.bench.processors import HeavyAverage
 from tiercel.bench.report import Line, median, process_cpu_s
@@ -82,8 +82,11 @@ def _pairs(wish: Wish, ours: Side, bare: Side, hot: int, tell: Tell) -> list[Lin
 
 
 def _pair(wish: Wish, ours: Side, bare: Side, *, first: bool) -> Line:
-    found = {id(side): _side(wish, *side) for side in ((ours, bare) if first else (bare, ours))}
-    with_them, without = found[id(ours)], found[id(bare)]
+    """Full speed in turns, then latency, one after the other."""
+    fast = take_turns([_fast(ours), _fast(bare)], wish.seconds, swap=not first)
+    order = (ours, bare) if first else (bare, ours)
+    calm = {id(side): side[1].open_loop(wish.rate, wish.seconds, WARM_S) for side in order}
+    with_them, without = (_line(*found) for found in zip(fast, (calm[id(ours)], calm[id(bare)]), strict=True))
     return {
         "events_per_s": with_them["events_per_s"],
         "without_events_per_s": without["events_per_s"],
@@ -98,17 +101,24 @@ def _pair(wish: Wish, ours: Side, bare: Side, *, first: bool) -> Line:
     }
 
 
-def _side(wish: Wish, live: Live, loader: Loader) -> Line:
-    """Full speed, then latency; besides, the CPU of the instances for a tuple at full speed."""
+def _fast(side: Side) -> Callable[[float], Line]:
+    """A slice at full speed; besides, what CPU the instances used."""
+    live, loader = side
     instances = {p.name: p.pid for p in live.status().processes if p.kind == "instance"}
-    before = sum(process_cpu_s(instances).values())
-    fast = loader.closed_loop(wish.seconds, WARM_S, UNDER_WAY_MAX)
-    used = sum(process_cpu_s(instances).values()) - before
-    calm = loader.open_loop(wish.rate, wish.seconds, WARM_S)
+
+    def run(seconds: float) -> Line:
+        before = sum(process_cpu_s(instances).values())
+        found = loader.closed_loop(seconds, WARM_S, UNDER_WAY_MAX)
+        return {**found, "cpu_s": sum(process_cpu_s(instances).values()) - before}
+
+    return run
+
+
+def _line(fast: list[Line], calm: Line) -> Line:
     return {
-        "events_per_s": fast["events_per_s"],
-        "cpu_us": round(used / (fast["events_per_s"] * (wish.seconds + WARM_S)) * 1e6, 3),
+        "events_per_s": round(mean_rate(fast)),
+        "cpu_us": round(total(fast, "cpu_s") / total(fast, "tuples") * 1e6, 3),
         "p50_ms": calm["p50_ms"],
         "p99_ms": calm["p99_ms"],
-        "faults": fast["fault_count"] + calm["fault_count"],
+        "faults": int(total(fast, "fault_count")) + calm["fault_count"],
     }

@@ -3,13 +3,13 @@
 Responsible for: interleaved pairs of the full build and one without the move code, the median of ratios.
 Not responsible for: that build (bare.py), the load (loader.py).
 
-Both deployments run all the time and take turns, the first of a pair in turn too: drift meets both. Where
-the machine's speed itself comes and goes, the CPU that each build used for an event tells more than its rate.
+Both deployments run all the time and take turns of a few seconds, the first one in turn too: a machine whose
+speed comes and goes meets both. Besides, the CPU that each build used for an event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tiercel.bench.bare import bare_build
 from tiercel.bench.deployed import SLOTS, loaded
@@ -21,7 +21,8 @@ from tiercel.spark.session import open_session
 Tell = Callable[[str], None]
 
 UNDER_WAY_MAX = 20_000  # tuples; 40 frames of 500
-WARM_S = 1.0
+SLICE_S = 2.0
+WARM_S = 0.5  # of each slice
 
 
 def measure(pairs: int, seconds: float, keys: int, tell: Tell) -> list[Line]:
@@ -36,7 +37,7 @@ def measure(pairs: int, seconds: float, keys: int, tell: Tell) -> list[Line]:
         ):
             full, bare = Build("full", full_live, full_loader), Build("bare", bare_live, bare_loader)
             for build in (full, bare):  # caches and first allocations of both
-                build.line(seconds)
+                build.slice(seconds)
             for pair in range(1, pairs + 1):
                 tell(f"pair {pair} of {pairs}")
                 rows.append({"pair": str(pair), **_pair(full, bare, seconds, full_first=pair % 2 == 1)})
@@ -52,25 +53,45 @@ class Build:
         self._name, self._loader = name, loader
         self._pids = {process.name: process.pid for process in live.status().processes}
 
-    def line(self, seconds: float) -> Line:
+    def slice(self, seconds: float) -> Line:
         before = process_cpu_s(self._pids)
         found = self._loader.closed_loop(seconds, WARM_S, UNDER_WAY_MAX)
         used_s = sum(after - before[name] for name, after in process_cpu_s(self._pids).items())
+        return {**found, "cpu_s": used_s}
+
+    def line(self, slices: Sequence[Line]) -> Line:
         return {
-            f"{self._name}_events_per_s": found["events_per_s"],
-            f"{self._name}_cpu_us": round(used_s / found["tuples"] * 1e6, 3),
-            "faults": found["fault_count"],
+            f"{self._name}_events_per_s": round(mean_rate(slices)),
+            f"{self._name}_cpu_us": round(total(slices, "cpu_s") / total(slices, "tuples") * 1e6, 3),
         }
 
 
+def take_turns(halves: Sequence[Callable[[float], Line]], seconds: float, *, swap: bool) -> list[list[Line]]:
+    """Each gets so many seconds in slices, and who is first changes with every slice: A B, B A, A B, ..."""
+    count = max(1, round(seconds / SLICE_S))
+    taken: list[list[Line]] = [[] for _ in halves]
+    for n in range(count):
+        order = list(range(len(halves)))
+        for half in reversed(order) if swap != (n % 2 == 1) else order:
+            taken[half].append(halves[half](seconds / count))
+    return taken
+
+
+def mean_rate(slices: Sequence[Line]) -> float:
+    return total(slices, "events_per_s") / len(slices)
+
+
+def total(slices: Sequence[Line], name: str) -> float:
+    return float(sum(part[name] for part in slices))
+
+
 def _pair(full: Build, bare: Build, seconds: float, *, full_first: bool) -> Line:
-    order = (full, bare) if full_first else (bare, full)
-    lines = {build: build.line(seconds) for build in order}
-    both = lines[full] | lines[bare]
+    of_full, of_bare = take_turns([full.slice, bare.slice], seconds, swap=not full_first)
+    both = full.line(of_full) | bare.line(of_bare)
     return both | {
         "idle_ratio": round(both["full_events_per_s"] / both["bare_events_per_s"], 4),
         "cpu_ratio": round(both["bare_cpu_us"] / both["full_cpu_us"], 4),
-        "faults": lines[full]["faults"] + lines[bare]["faults"],
+        "faults": int(total([*of_full, *of_bare], "fault_count")),
     }
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from tiercel.bench.processes import check_ours, executor_of
 from tiercel.bench.steady import OPERATOR, Traffic, declare
 from tiercel.errors import UserError
 from tiercel.spark.decommission import Handover
@@ -82,29 +83,6 @@ def spark_home() -> Path:
     assert found is not None
     assert found.origin is not None
     return Path(found.origin).parent
-
-
-def ancestors(pid: int) -> Iterator[int]:
-    """This process, the one that started it, and so on."""
-    while pid > 1:
-        yield pid
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        pid = int(stat.rpartition(")")[2].split()[1])
-
-
-def check_ours(pid: int, roots: Collection[int]) -> int:
-    """Nobody else's process is killed, whatever a registry says; and -1 would mean all of them."""
-    if not set(ancestors(pid)) & set(roots):
-        raise UserError(f"process {pid} was not started from here", expected="a cluster on this machine")
-    return pid
-
-
-def executor_of(worker: int, roots: Collection[int]) -> int:
-    """The JVM that a Python worker belongs to: the nearest one above it, and below one of `roots`."""
-    for pid in ancestors(check_ours(worker, roots)):
-        if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "java":
-            return pid
-    raise UserError(f"no JVM started process {worker}")
 
 
 # -- the run ------------------------------------------------------------------------------------------

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic_ns
 
@@ -28,7 +27,8 @@ import numpy as np
 import tiercel
 from tiercel.bench.averages import INPUT, SITE
 from tiercel.bench.measures import Outputs
-from tiercel.bench.outages import executor_of, spark_home
+from tiercel.bench.outages import spark_home
+from tiercel.bench.processes import executor_of, kill, kill_all, kill_with_all_below, stats
 from tiercel.bench.recover_apps import OPERATOR, Setup
 from tiercel.core.topology import instance_name
 from tiercel.errors import UserError
@@ -39,18 +39,8 @@ Reading = tuple[int, int, int, float]  # sensor, n, due_ns, value
 
 VICTIM = instance_name(OPERATOR, SITE, 1)
 READY_S_MAX = 120.0
-SESSION = 3  # the field of /proc/PID/stat, counted behind the name of the program
 FILE_NS = 100_000_000  # of rows in one file for Spark
 DAEMON = b"pyspark.daemon"
-
-
-def members(session: int) -> Iterator[tuple[int, list[str]]]:
-    """All processes of a session that still run, with the fields of their stat behind the name."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
-            if int(fields[SESSION]) == session and fields[0] != "Z":
-                yield int(stat.parent.name), fields
 
 
 class System(ABC):
@@ -96,11 +86,7 @@ class System(ABC):
     def kill_application(self) -> int:
         """The driver and everything that it has started; returns when that began."""
         begun_ns = monotonic_ns()
-        while left := [pid for pid, _ in members(self.process.pid)]:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
+        kill_all(self.process.pid)
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
@@ -124,6 +110,14 @@ class System(ABC):
     @abstractmethod
     def kill(self, what: str) -> int:
         """Kill what has the state; returns when."""
+
+    def _strike(self, what: str, worker: int) -> int:
+        """Kill a worker, or its executor and all that runs there, as when its machine dies; returns when."""
+        if what == "worker":
+            kill(worker)
+        else:
+            kill_with_all_below(executor_of(worker, [self.process.pid]), self.process.pid)
+        return monotonic_ns()  # what is due from now on can only come from whoever recovers
 
     def _came(self, sensors: Sequence[int], dues: Sequence[int], emitted: Sequence[int]) -> None:
         with self._lock:
@@ -172,10 +166,7 @@ class Tiercel(System):
         address = self._place.registry.find(VICTIM)
         if address is None:
             raise UserError(f"{VICTIM} does not run")
-        pid = address.pid if what == "worker" else executor_of(address.pid, [self.process.pid])
-        begun_ns = monotonic_ns()
-        os.kill(pid, signal.SIGKILL)
-        return begun_ns
+        return self._strike(what, address.pid)
 
     def lose_disk(self) -> None:
         """What the dead instance stored is gone."""
@@ -231,25 +222,19 @@ class Spark(System):
 
     def kill(self, what: str) -> int:
         while True:
-            pid = self._executor() if what == "executor" else self._busy_worker()
-            if pid:
-                begun_ns = monotonic_ns()
-                os.kill(pid, signal.SIGKILL)
-                return begun_ns
+            worker = self._busy_worker()
+            if worker:
+                return self._strike(what, worker)
             time.sleep(0.002)
 
     def _busy_worker(self) -> int:
         """A Python worker with work under way: one that is idle is not missed when it dies."""
-        everyone = dict(members(self.process.pid))
+        everyone = dict(stats(self.process.pid))
         daemons = [pid for pid in everyone if DAEMON in _command(pid)]
         for pid in daemons:
             if int(everyone[pid][1]) in daemons and everyone[pid][0] == "R":
                 return pid
         return 0
-
-    def _executor(self) -> int:
-        worker = self._busy_worker()
-        return executor_of(worker, [self.process.pid]) if worker else 0
 
     def close(self) -> None:
         self._ending = True

@@ -18,9 +18,10 @@ from pathlib import Path
 import msgspec
 
 import tiercel
+from tiercel.bench.processes import kill_all
 from tiercel.chaos import talk
 from tiercel.chaos.plan import Change
-from tiercel.chaos.victims import Victims, kill_all
+from tiercel.chaos.victims import Victims
 
 LOOK_S = 0.002
 # A JVM that is killed after a minute is not worth optimising for: half of the processor time of its start.

@@ -1,10 +1,7 @@
 """Processes of one application, and what can be done to them.
 
 Responsible for: finding who runs in it; killing and stopping them, and nobody else.
-Not responsible for: when (supervisor.py, plan.py).
-
-The application is started as the leader of a session of its own, which all it starts belong to: Python
-workers too, although Spark puts them into process groups of their own, and also when their parents are dead.
+Not responsible for: when (supervisor.py, plan.py), who belongs to whom (bench/processes.py).
 """
 
 from __future__ import annotations
@@ -13,53 +10,16 @@ import contextlib
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tiercel.bench.outages import ancestors, executor_of
+from tiercel.bench.processes import below, executor_of, kill, members
 from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.lives import Lives
 from tiercel.runtime.place import Place
 from tiercel.runtime.replicated import has_copy
 from tiercel.runtime.replication import is_replica
-
-SESSION = 3  # the field of /proc/PID/stat, counted behind the name of the program
-GONE_S_MAX = 20.0
-
-
-def members(session: int) -> list[int]:
-    """All processes of a session that still run."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
-            if int(fields[SESSION]) == session and fields[0] != "Z":
-                found.append(int(stat.parent.name))
-    return found
-
-
-def kill_all(session: int) -> None:
-    """Every process of a session gets SIGKILL, until none is left."""
-    give_up = time.monotonic() + GONE_S_MAX
-    while left := members(session):
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > give_up:
-            raise UserError(f"processes {left} of session {session} do not end")
-        time.sleep(0.01)
-
-
-def below(process: int, session: int) -> list[int]:
-    """What it has started, and what those have, of the session that it is in."""
-    found = []
-    for pid in members(session):
-        with contextlib.suppress(OSError):  # it has just ended
-            if pid != process and process in ancestors(pid):
-                found.append(pid)
-    return found
 
 
 def kill_with_disk(executor: int, session: int, disks: Path) -> str:
@@ -71,8 +31,7 @@ def kill_with_disk(executor: int, session: int, disks: Path) -> str:
     words = Path(f"/proc/{executor}/cmdline").read_bytes().split(b"\0")
     name = words[words.index(b"--executor-id") + 1].decode()
     for pid in below(executor, session):  # looked up before the first dies: orphans are below nobody
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        kill(pid)
     gone = disks / f".gone-{name}"
     with contextlib.suppress(FileNotFoundError):  # nobody has stored anything there yet
         (disks / name).rename(gone)

@@ -21,7 +21,8 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 from tiercel.runtime.locations import Location
@@ -33,6 +34,7 @@ CLAIM_TRIES = 20
 CLAIMS_KEPT = 4
 
 
+T = TypeVar("T")
 Needed = Callable[[bytes, bytes], bool]  # whether a chunk with keys from here to there is
 
 
@@ -52,6 +54,15 @@ class Piece(NamedTuple):
     header: Header
     pairs: list[Pair]
     checksum: str
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items; the next one is fetched while the caller is at work on this one."""
+    with ThreadPoolExecutor(1, thread_name_prefix="tiercel-ahead") as fetching:
+        coming = fetching.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = fetching.submit(next, items, None)
+            yield item
 
 
 class ProcessBackup:
@@ -185,7 +196,7 @@ class ProcessBackup:
         base = head.base if head is not None and head.base <= last else max(bases, default=0)
         try:
             tail = ""
-            for piece in self._chain(found, base, last, needed):
+            for piece in ahead(self._chain(found, base, last, needed)):
                 tail = piece.checksum
                 yield piece
             if head is not None and head.number == last and head.previous != tail:
