@@ -33,7 +33,10 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "large": ("tiercel sim --large --json", [*TIERCEL, "sim", "--large", "--json"]),
     "core": ("python -m tiercel.bench.core", [sys.executable, "-m", "tiercel.bench.core"]),
     "throughput": ("tiercel bench throughput --json", [*TIERCEL, "bench", "throughput", "--json"]),
-    "latency": ("tiercel bench latency --json", [*TIERCEL, "bench", "latency", "--json"]),
+    "latency": (
+        "tiercel bench latency --durabilities os,disk,replica --json",
+        [*TIERCEL, "bench", "latency", "--durabilities", "os,disk,replica", "--json"],
+    ),
     "reconfigure": (
         "tiercel bench reconfigure --keys 1000 --state-bytes 1024 --move 1000 --rate 5000 --seconds 30 "
         "--repeats 5 --strategies live,pause,restart --seed 1 --json",
