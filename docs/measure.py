@@ -33,7 +33,10 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "large": ("tiercel sim --large --json", [*TIERCEL, "sim", "--large", "--json"]),
     "core": ("python -m tiercel.bench.core", [sys.executable, "-m", "tiercel.bench.core"]),
     "throughput": ("tiercel bench throughput --json", [*TIERCEL, "bench", "throughput", "--json"]),
-    "latency": ("tiercel bench latency --json", [*TIERCEL, "bench", "latency", "--json"]),
+    "latency": (
+        "tiercel bench latency --durabilities os,disk,replica --json",
+        [*TIERCEL, "bench", "latency", "--durabilities", "os,disk,replica", "--json"],
+    ),
     "reconfigure": (
         "tiercel bench reconfigure --keys 1000 --state-bytes 1024 --move 1000 --rate 5000 --seconds 30 "
         "--repeats 5 --strategies live,pause,restart --seed 1 --json",
@@ -83,10 +86,15 @@ BENCHES = {  # the columns of their rows that are shown; the kept file has all o
     "recover": RECOVERED,
     "deaths": RECOVERED,
     "sweep": "how checkpoint_s replayed_s first_output_s normal_s steady_p99_ms",
+    "memory": (
+        "limit_mb load state_mb events_per_s cpu_us p50_ms p99_ms resident_mb hot_share read_back_per_s lost "
+        "doubled wrong_state"
+    ),
     "checkpoint": (
         "hot_keys pair events_per_s without_events_per_s ratio p50_ms without_p50_ms p99_ms without_p99_ms"
     ),
 }
+LINES_MAX = 40
 LINES_SHOWN = {"mutants": 1, "test": 1, "points": 1, "seeds": 1}  # the last ones; the others are shown whole
 
 
@@ -125,6 +133,10 @@ def block(name: str) -> str:
         lines = chaos_table(json.loads("\n".join(lines)))
     elif name in LINES_SHOWN:
         lines = [line for line in lines if line.strip()][-LINES_SHOWN[name] :]
+    if len(lines) > LINES_MAX:
+        sys.exit(
+            f"{name}: {len(lines)} lines are no figure; say in BENCHES or LINES_SHOWN what is shown of it"
+        )
     body = "\n".join(line.rstrip() for line in lines)
     return f"```text\n{body}\n```\n\n<sub>{about}</sub>"
 

@@ -7,15 +7,29 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tiercel.core.effects import Write
 from tiercel.core.topology import Topology
 from tiercel.errors import UserError
-from tiercel.runtime import backups
+from tiercel.runtime import backups, pieces
 from tiercel.runtime.backups import ProcessBackup, ahead, folder_of, listed
 from tiercel.runtime.locations import Location
-from tiercel.runtime.pieces import MAGIC, DamagedBackup, Header, pack, unpack
+from tiercel.runtime.pieces import (
+    FORMAT,
+    MAGIC,
+    DamagedBackup,
+    Header,
+    Pair,
+    glance,
+    needed_runs,
+    pack,
+    unpack,
+    unpack_sections,
+)
 from tiercel.runtime.place import BackupPlan, Manifest
 from tiercel.runtime.shipping import Shipper
 from tiercel.runtime.store import Store, StoreView
@@ -315,7 +329,7 @@ def change(backup: ProcessBackup, name: str, how: str) -> None:
         "truncated": data[: len(data) // 2],
         "empty": b"",
         "no backup": b"something else\n",
-        "version": data.replace(MAGIC + b" 1 ", MAGIC + b" 9 ", 1),
+        "version": data.replace(MAGIC + b" %d " % FORMAT, MAGIC + b" 9 ", 1),
     }[how]
     backup.location.put(path, changed)
 
@@ -416,8 +430,38 @@ def test_a_location_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_what_is_packed_is_unpacked() -> None:
     header = Header("base", DEPLOYMENT, ME, 3, 7, 12, "previous", 5, chunk=2, final=False)
-    data, checksum = pack(header, [(b"k", b"v"), (b"gone", None)])
-    assert unpack(data, "x") == (header, [(b"k", b"v"), (b"gone", None)], checksum)
+    pairs: list[Pair] = [(b"gone", None), (b"k", b"v")]
+    data, checksum = pack(header, pairs)
+    found, unpacked, same = unpack(data, "x")
+    assert (msgspec.structs.replace(found, sections=()), unpacked, same) == (header, pairs, checksum)
+
+
+@given(
+    values=st.dictionaries(st.binary(min_size=1, max_size=4), st.none() | st.binary(max_size=20)),
+    enough=st.integers(1, 60),
+    between=st.tuples(st.binary(max_size=4), st.binary(max_size=4)),
+)
+def test_sections_that_are_needed_hold_all_that_is(
+    values: dict[bytes, bytes | None], enough: int, between: tuple[bytes, bytes]
+) -> None:
+    lowest, highest = sorted(between)
+    pairs = sorted(values.items(), key=lambda pair: pair[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "SECTION_BYTES", enough)
+        data, _ = pack(Header("increment", DEPLOYMENT, ME, 1, 1, 1, "", 5), pairs)
+    assert unpack(data, "x")[1] == pairs
+    seen = glance(data)
+    assert seen is not None
+    assert len(seen.header.sections) <= pieces.SECTIONS_MAX
+    read: list[Pair] = []
+    for at, sections in needed_runs(seen, lambda first, last: first <= highest and last >= lowest):
+        part = data[at : at + sum(section.size for section in sections)]
+        read += unpack_sections(part, sections, "x")
+        with pytest.raises(DamagedBackup, match="a section has the checksum"):
+            unpack_sections(part[:-1], sections, "x")
+    wanted = [pair for pair in pairs if lowest <= pair[0] <= highest]
+    assert [pair for pair in read if lowest <= pair[0] <= highest] == wanted
+    assert set(read) <= set(pairs)
 
 
 # -- one ahead ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tiercel.core.effects import StorageKey, Write
 from tiercel.core.records import Inheritance, KeyImage, KeySet, TableUpdate
 from tiercel.core.topology import Operator, Topology
 from tiercel.errors import UserError
-from tiercel.runtime import backups
+from tiercel.runtime import backups, pieces
 from tiercel.runtime.inheriting import load_share
 from tiercel.runtime.locations import Location
 from tiercel.runtime.place import BackupPlan, Manifest, Place
@@ -76,25 +77,28 @@ def test_an_heir_gets_its_slots_and_the_cursor(
     assert found == expected()
 
 
-def test_an_heir_reads_only_its_own_chunks_of_a_base(
+def test_an_heir_reads_only_its_own_sections(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a base, and of each increment."""
+    monkeypatch.setattr(pieces, "SECTION_BYTES", 100)
     place = Place(tmp_path / "storage")
     store_some(place, manifest, monkeypatch)
     shutil.rmtree(place.process(DEAD))
-    whole: list[str] = []
+    read: Counter[str] = Counter()
     get = Location.get
 
-    def counting(self: Location, name: str, end: int | None = None) -> bytes:
-        if end is None and "/base." in name:
-            whole.append(name)
-        return get(self, name, end)
+    def counting(self: Location, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        found = get(self, name, start, end)
+        if start is not None or end is None:  # all but a look at its beginning
+            read[Path(name).name.split(".")[0]] += len(found)
+        return found
 
     monkeypatch.setattr(Location, "get", counting)
-    monkeypatch.setattr(backups, "HEAD_BYTES", 1_000)
     assert len(load_share(place, manifest, SHARE)) > 10
-    chunks = len([p for p in (tmp_path / "backup").rglob("base.*") if p.is_file()])
-    assert 0 < len(whole) < chunks / 2
+    for kind in ("base", "increment"):
+        files = [p for p in (tmp_path / "backup").rglob(f"{kind}.*") if p.is_file()]
+        assert 0 < read[kind] < sum(p.stat().st_size for p in files) / 2
 
 
 def test_single_keys_that_lived_with_it_are_found_wherever_their_slot_is(

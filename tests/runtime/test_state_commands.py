@@ -168,7 +168,7 @@ def test_a_damaged_copy_is_named_nothing_is_made_and_the_last_whole_state_is_off
         assert run(capsys, "backup", str(storage), str(copy))[0] == 0
     [file] = copy.glob("processes/count*/base.000000000002.*")
     whole = file.read_bytes()
-    for damaged in (whole[: len(whole) // 2], whole.replace(b"tiercel-backup 1 ", b"tiercel-backup 9 "), b""):
+    for damaged in (whole[: len(whole) // 2], whole.replace(b"tiercel-backup 2 ", b"tiercel-backup 9 "), b""):
         file.write_bytes(damaged)
         code, _, err = run(capsys, "restore", str(copy), str(there))
         assert code == 2

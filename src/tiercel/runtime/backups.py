@@ -20,22 +20,33 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 from tiercel.runtime.locations import Location
-from tiercel.runtime.pieces import DamagedBackup, Header, Pair, glance, pack, unpack
+from tiercel.runtime.pieces import (
+    DamagedBackup,
+    Header,
+    Needed,
+    Pair,
+    glance,
+    needed_runs,
+    pack,
+    unpack,
+    unpack_sections,
+)
 
 CHUNK_BYTES = 4 * 1024 * 1024  # of a base: what is in memory at a time
-HEAD_BYTES = 4 * 1024  # enough to see what is in a file, for all but very long keys
+HEAD_BYTES = 8 * 1024  # enough to see what is in a file, for all but very long keys
 CLAIM_TRIES = 20
 CLAIMS_KEPT = 4
 
 
 T = TypeVar("T")
-Needed = Callable[[bytes, bytes], bool]  # whether a chunk with keys from here to there is
+first = itemgetter(0)
 
 
 class Listed(NamedTuple):
@@ -110,9 +121,7 @@ class ProcessBackup:
         """Everything, in chunks; returns the checksum of the last one, and how many bytes there are."""
         written, checksum = 0, ""
         for chunk, (part, final) in enumerate(chunked(pairs)):
-            first, last = (part[0][0].hex(), part[-1][0].hex()) if part else ("", "")
-            facts = (life, number, through, checksum)
-            header = self._header("base", *facts, chunk=chunk, final=final, first=first, last=last)
+            header = self._header("base", life, number, through, checksum, chunk=chunk, final=final)
             data, checksum = pack(header, part)
             self.location.put(f"{self.folder}/base.{number:012d}.{life:08d}.{chunk:06d}", data)
             written += len(data)
@@ -122,7 +131,9 @@ class ProcessBackup:
         self, life: int, number: int, through: int, previous: str, pairs: list[Pair]
     ) -> tuple[str, int]:
         """What has changed since the piece before."""
-        data, checksum = pack(self._header("increment", life, number, through, previous), pairs)
+        data, checksum = pack(
+            self._header("increment", life, number, through, previous), sorted(pairs, key=first)
+        )
         self.location.put(f"{self.folder}/increment.{number:012d}.{life:08d}", data)
         return checksum, len(data)
 
@@ -142,13 +153,11 @@ class ProcessBackup:
         base: int = 0,
         chunk: int = 0,
         final: bool = True,
-        first: str = "",
-        last: str = "",
     ) -> Header:
         assert kind in ("base", "increment", "head")
         names = (self.deployment, self.process)
         now_ms = time.time_ns() // 1_000_000 if self._moment_ms is None else self._moment_ms
-        return Header(kind, *names, life, number, through, previous, now_ms, base, chunk, final, first, last)  # type: ignore[arg-type]
+        return Header(kind, *names, life, number, through, previous, now_ms, base, chunk, final)  # type: ignore[arg-type]
 
     def forget_old(self, keep: int, life: int) -> None:
         """Only the last `keep` bases with their increments stay, this life's head, and the newest claims."""
@@ -180,7 +189,7 @@ class ProcessBackup:
     def pieces(self, up_to: int | None = None, needed: Needed | None = None) -> Iterator[Piece]:
         """The files that make up the newest whole state, or the one of a number; each is checked.
 
-        With `needed`, chunks of the base whose keys are not are not read, and come without their pairs.
+        With `needed`, sections whose keys are not are not read, and their pairs do not come.
         One that is missing or damaged ends it with an error that names it, and the last whole number before.
         """
         head = self.head() if up_to is None else self._head_if_whole()
@@ -270,7 +279,7 @@ class ProcessBackup:
             previous, final, chunk = piece.checksum, piece.header.final, chunk + 1
         for number in range(base + 1, last + 1):
             increments = places.get(("increment", number, 0), [])
-            piece = self._following(increments, previous, f"increment {number}")
+            piece = self._following(increments, previous, f"increment {number}", needed)
             yield piece
             previous = piece.checksum
 
@@ -281,7 +290,7 @@ class ProcessBackup:
         damage: DamagedBackup | None = None
         for candidate in sorted(candidates, key=lambda c: c.life, reverse=True):
             try:
-                piece = self._skipped(candidate, needed) or self._get(candidate.name)
+                piece = (needed and self._partly(candidate.name, needed)) or self._get(candidate.name)
             except DamagedBackup as found:
                 damage = found
                 continue
@@ -295,23 +304,32 @@ class ProcessBackup:
             expected="every file that its head names",
         )
 
-    def _skipped(self, candidate: Listed, needed: Needed | None) -> Piece | None:
-        """A chunk that is not needed, by what its beginning says; None: it must be read."""
-        if needed is None or candidate.kind != "base":
-            return None
+    def _partly(self, name: str, needed: Needed) -> Piece | None:
+        """The sections of a file that are needed; None: all of it must be read, and is judged then."""
+        path, where = f"{self.folder}/{name}", self._where(name)
         try:
-            seen = glance(self.location.get(f"{self.folder}/{candidate.name}", HEAD_BYTES))
+            seen = glance(self.location.get(path, end=HEAD_BYTES))
+            if seen is None or (seen.header.deployment, seen.header.process) != (
+                self.deployment,
+                self.process,
+            ):
+                return None
+            pairs: list[Pair] = []
+            for at, sections in needed_runs(seen, needed):
+                size = sum(section.size for section in sections)
+                pairs += unpack_sections(self.location.get(path, at, at + size), sections, where)
         except FileNotFoundError:
             return None
-        if seen is None or not seen[0].last or seen[0].process != self.process:
-            return None
-        header, checksum = seen
-        if needed(bytes.fromhex(header.first), bytes.fromhex(header.last)):
-            return None
-        return Piece(header, [], checksum)
+        return Piece(seen.header, pairs, seen.checksum)
+
+    def _is_ours(self, header: Header) -> bool:
+        return (header.deployment, header.process) == (self.deployment, self.process)
+
+    def _where(self, name: str) -> str:
+        return f"{self.location.url}/{self.folder}/{name}"
 
     def _get(self, name: str) -> Piece:
-        where = f"{self.location.url}/{self.folder}/{name}"
+        where = self._where(name)
         try:
             header, pairs, checksum = unpack(self.location.get(f"{self.folder}/{name}"), where)
         except FileNotFoundError as error:

@@ -4,7 +4,7 @@ Responsible for: where it is read: in the dead one's directory, if that is here 
     backup; reading no more of it than the share.
 Not responsible for: who inherits what (core/heirs.py).
 
-A base is laid out by slots, and so are shares: an heir reads its own chunks of it, and all increments.
+Files of a backup are laid out by slots, and so are shares: an heir reads its own sections of them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _share_of_backup(backup: ProcessBackup, inherited: Inheritance) -> dict[byte
     highest = encode_key(("state", max(inherited.keys.slots) + 1))
 
     def needed(first: bytes, last: bytes) -> bool:
-        """All but chunks that hold nothing but states of other slots."""
+        """All but sections that hold nothing but states of other slots."""
         only_states = first.startswith(STATE) and last.startswith(STATE)
         return bool(single) or not only_states or (first < highest and last >= lowest)
 

@@ -51,11 +51,11 @@ class Location:
         except Exception as error:  # each kind of store has errors of its own
             raise self._refusal("written", name, error) from error
 
-    def get(self, name: str, end: int | None = None) -> bytes:
-        """The content of a file, or its beginning; FileNotFoundError if there is none."""
+    def get(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        """The content of a file, or a part of it; FileNotFoundError if there is none."""
         begun = time.monotonic()
         try:
-            found = bytes(self._files.cat_file(self._path(name), end=end))
+            found = bytes(self._files.cat_file(self._path(name), start=start, end=end))
         except FileNotFoundError:
             raise
         except Exception as error:

@@ -1,17 +1,21 @@
-"""Files of a backup: a line with version and checksum, a line that says what it is, then pairs.
+"""Files of a backup: a line with version and checksum, a line that says what it is, then pairs in sections.
 
-Responsible for: the form of one file; noticing that it is damaged, of another kind or another version.
+Responsible for: the form of one file; noticing that it is damaged, of another kind or another version;
+    which of its sections are needed.
 Not responsible for: which files make up a backup (backups.py), where they lie (locations.py).
 
-    tiercel-backup 1 9f86d081884c7d65          the checksum covers everything behind this line
-    {"kind":"increment","process":"count@cloud#1","number":17,...}
-    MessagePack of [key, value or nil] ...
+    tiercel-backup 2 9f86d081884c7d65          the checksum covers everything behind this line
+    {"kind":"increment","process":"count@cloud#1","number":17,...,"sections":[[first,last,size,checksum],...]}
+    MessagePack of [[key, value or nil], ...], once for each section
+
+Pairs are in the order of their keys: whoever needs a few slots reads the sections that may have them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
 
 import msgspec
 import xxhash
@@ -19,9 +23,23 @@ import xxhash
 from tiercel.errors import UserError
 
 MAGIC = b"tiercel-backup"
-FORMAT = 1
+FORMAT = 2
+SECTION_BYTES = 256 * 1024  # at least, of all but the last one
+SECTIONS_MAX = 16  # so that the beginning of a file tells of all of them
 
 Pair = tuple[bytes, bytes | None]  # a stored key, and its value or that it was deleted
+
+
+Needed = Callable[[bytes, bytes], bool]  # whether a section with keys from here to there is
+
+
+class Section(msgspec.Struct, frozen=True, array_like=True):
+    """Where some of the pairs of a file are: behind those of the sections before."""
+
+    first: str  # stored key, in hex
+    last: str
+    size: int  # bytes
+    checksum: str
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -42,8 +60,7 @@ class Header(msgspec.Struct, frozen=True):
     base: int = 0  # in a head: the base that everything begins with
     chunk: int = 0  # in a base
     final: bool = True  # in a base: no chunk follows
-    first: str = ""  # in a base: its first and last stored key, in hex; keys are in order there
-    last: str = ""
+    sections: tuple[Section, ...] = ()
 
 
 class DamagedBackup(UserError):
@@ -54,13 +71,46 @@ _pairs = msgspec.msgpack.Decoder(list[Pair])
 
 
 def pack(header: Header, pairs: Sequence[Pair] = ()) -> tuple[bytes, str]:
-    """The content of a file, and its checksum."""
-    body = msgspec.json.encode(header) + b"\n" + msgspec.msgpack.encode(pairs)
-    checksum = xxhash.xxh3_64_hexdigest(body)
+    """The content of a file, and its checksum. The pairs are in the order of their keys."""
+    sections, bodies = [], []
+    for part in _sections(pairs):
+        bodies.append(msgspec.msgpack.encode(part))
+        first, last = part[0][0].hex(), part[-1][0].hex()
+        sections.append(Section(first, last, len(bodies[-1]), _checksum(bodies[-1])))
+    told = msgspec.json.encode(msgspec.structs.replace(header, sections=tuple(sections)))
+    body = b"\n".join([told, b"".join(bodies)])
+    checksum = _checksum(body)
     return b"%s %d %s\n%s" % (MAGIC, FORMAT, checksum.encode(), body), checksum
 
 
-def glance(beginning: bytes) -> tuple[Header, str] | None:
+def _sections(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+    sizes = [len(key) + len(value or b"") for key, value in pairs]
+    enough = max(SECTION_BYTES, sum(sizes) // SECTIONS_MAX + 1)
+    part: list[Pair] = []
+    filled = 0
+    for pair, size in zip(pairs, sizes, strict=True):
+        part.append(pair)
+        filled += size
+        if filled >= enough:
+            yield part
+            part, filled = [], 0
+    if part:
+        yield part
+
+
+def _checksum(data: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+class Glance(NamedTuple):
+    """What the beginning of a file says."""
+
+    header: Header
+    checksum: str
+    body: int  # where the first section begins
+
+
+def glance(beginning: bytes) -> Glance | None:
     """What a file says that it is, out of its beginning; None if that was too short, or is no such file."""
     first, _, rest = beginning.partition(b"\n")
     line, end, _ = rest.partition(b"\n")
@@ -68,9 +118,35 @@ def glance(beginning: bytes) -> tuple[Header, str] | None:
     if words[:2] != [MAGIC, b"%d" % FORMAT] or len(words) != 3 or not end:
         return None
     try:
-        return msgspec.json.decode(line, type=Header), words[2].decode("ascii")
+        header = msgspec.json.decode(line, type=Header)
+        return Glance(header, words[2].decode("ascii"), len(first) + len(line) + 2)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def needed_runs(seen: Glance, needed: Needed) -> list[tuple[int, list[Section]]]:
+    """Neighbouring sections that are needed, and where the first of them begins."""
+    placed, at = [], seen.body
+    for section in seen.header.sections:
+        placed.append((at, section))
+        at += section.size
+    runs = groupby(placed, lambda p: needed(bytes.fromhex(p[1].first), bytes.fromhex(p[1].last)))
+    found = [list(run) for wanted, run in runs if wanted]
+    return [(run[0][0], [section for _, section in run]) for run in found]
+
+
+def unpack_sections(data: bytes, sections: Sequence[Section], where: str) -> list[Pair]:
+    """The pairs of these sections, which are all there is."""
+    pairs: list[Pair] = []
+    at = 0
+    for section in sections:
+        part = data[at : at + section.size]
+        at += section.size
+        if _checksum(part) != section.checksum:
+            what = f"{where} is damaged or incomplete: a section has the checksum {_checksum(part)}"
+            raise DamagedBackup(what, expected=section.checksum)
+        pairs += _pairs.decode(part)
+    return pairs
 
 
 def unpack(data: bytes, where: str) -> tuple[Header, list[Pair], str]:
@@ -85,7 +161,7 @@ def unpack(data: bytes, where: str) -> tuple[Header, list[Pair], str]:
             expected=f"format {FORMAT}",
             hint="use the version that wrote it",
         )
-    checksum = xxhash.xxh3_64_hexdigest(body)
+    checksum = _checksum(body)
     if len(words) != 3 or words[2].decode("ascii", "replace") != checksum:
         raise DamagedBackup(
             f"{where} is damaged or incomplete: its checksum is {checksum}",
@@ -94,4 +170,5 @@ def unpack(data: bytes, where: str) -> tuple[Header, list[Pair], str]:
             else "a checksum in its first line",
         )
     line, _, rest = body.partition(b"\n")
-    return msgspec.json.decode(line, type=Header), _pairs.decode(rest), checksum
+    header = msgspec.json.decode(line, type=Header)
+    return header, unpack_sections(rest, header.sections, where), checksum
