@@ -46,7 +46,6 @@ CLAIMS_KEPT = 4
 
 
 T = TypeVar("T")
-first = itemgetter(0)
 
 
 class Listed(NamedTuple):
@@ -132,7 +131,7 @@ class ProcessBackup:
     ) -> tuple[str, int]:
         """What has changed since the piece before."""
         data, checksum = pack(
-            self._header("increment", life, number, through, previous), sorted(pairs, key=first)
+            self._header("increment", life, number, through, previous), sorted(pairs, key=itemgetter(0))
         )
         self.location.put(f"{self.folder}/increment.{number:012d}.{life:08d}", data)
         return checksum, len(data)
