@@ -13,7 +13,7 @@ from tiercel.core.messages import Message
 from tiercel.runtime.link import Link
 from tiercel.runtime.wire import CAN_LINGER, merged
 
-LINGER_S = 0.002  # what nobody waits for may wait for company: a write is what costs most
+LINGER_S = 0.002  # so long, and up to twice, may what nobody waits for wait for company: a write costs most
 
 
 class Outbox:
@@ -22,7 +22,8 @@ class Outbox:
     def __init__(self, links: Mapping[str, Link]) -> None:
         self._links = links
         self._said: dict[str, list[Message]] = {}
-        self._linger: asyncio.TimerHandle | None = None  # then what has waited for company leaves
+        self._alone: set[str] = set()  # whose receipts have found no company since the timer fired last
+        self._linger: asyncio.TimerHandle | None = None
 
     def say(self, to: str, message: Message) -> None:
         said = self._said.get(to)
@@ -40,28 +41,41 @@ class Outbox:
         if link is not None:
             link.send([message])
 
-    def leave(self, *, lingered: bool = False) -> None:
-        """Everything that was said so far, in one write per peer."""
+    def leave(self) -> None:
+        """Everything that was said so far, in one write per peer; a receipt alone waits for company."""
         if not self._said:
             return
         staying: dict[str, list[Message]] = {}
         for peer, messages in self._said.items():
-            if not lingered and len(messages) == 1 and type(messages[0]) in CAN_LINGER:
+            if len(messages) == 1 and type(messages[0]) in CAN_LINGER:
                 staying[peer] = messages
-            elif (link := self._links.get(peer)) is not None:
-                link.send(messages)
+            else:
+                self._alone.discard(peer)
+                self._send(peer, messages)
         self._said = staying
         if staying and self._linger is None:
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._stop_lingering)
 
     def _stop_lingering(self) -> None:
+        """Only who was here last time leaves: on a busy link company comes before the second time."""
+        alone, self._alone = self._alone, set()
+        for peer in alone:
+            self._send(peer, self._said.pop(peer))
+        self._alone.update(self._said)
         self._linger = None
-        self.leave(lingered=True)
+        if self._said:
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._stop_lingering)
+
+    def _send(self, peer: str, messages: list[Message]) -> None:
+        link = self._links.get(peer)
+        if link is not None:
+            link.send(messages)
 
     def forget(self, peer: str) -> None:
         self._said.pop(peer, None)
+        self._alone.discard(peer)
 
     def close(self) -> None:
-        self._said = {}
+        self._said, self._alone = {}, set()
         if self._linger is not None:
             self._linger.cancel()
