@@ -37,6 +37,7 @@ class Pool(Backend):
 
     def __init__(self, **settings: str) -> None:
         self._settings = settings
+        self.application = f"app-{id(self)}"
         self.tasks: list[int] = []
         self.fails = False
         self.tags: set[str] = set()
@@ -118,6 +119,22 @@ def test_a_worker_is_kept_again_before_spark_ends_it(place: Place, monkeypatch: 
     keeping = spare.Spare(pool, place)
     pool.wait_for([1, 1, 1])
     keeping.end()
+
+
+def test_deployments_of_one_application_share_its_workers(place: Place, tmp_path: Path) -> None:
+    first, second = Pool(), Pool()
+    second.application = first.application
+    other = Place(tmp_path / "other")
+    keeping = [spare.Spare(first, place)]
+    first.wait_for([1])
+    keeping.append(spare.Spare(second, other))
+    time.sleep(0.05)
+    second.wait_for([])  # kept already
+    announce(other, "a", 1, "")
+    second.wait_for([1])  # somebody took it
+    first.wait_for([1])
+    for each in keeping:
+        each.end()
 
 
 def test_no_worker_is_kept_where_spark_keeps_none(place: Place) -> None:

@@ -6,6 +6,8 @@ Not responsible for: starting processes (hosting.py). Which worker a task gets i
 Spark keeps a Python worker whose task has ended well for the next task, for a minute. A new one has to load
 PySpark, pandas and us first: most of what a death costs where there is little state. So a task that does
 nothing but that ends well again and again, and at once when somebody was started and may have taken it.
+Even such a job costs Spark a tenth of a second or more of a core, which a busy machine notices: deployments
+of one application share the pool, and so they share the job.
 `spark.python.worker.reuse=false` turns it off, as it does Spark's pool.
 """
 
@@ -29,8 +31,12 @@ log = logging.getLogger(__name__)
 
 NAME = "spare worker"
 LOADED = ("tiercel.spark.hosting", "fsspec.implementations.local")  # what a process would load when it starts
-KEEP_S = 40.0  # Spark ends workers that were idle for a minute
+KEEP_S = 50.0  # Spark ends workers when none was used for a minute
 LOOK_S = 1.0
+
+Pool = tuple[str, frozenset[str]]  # an application, and its executors that we use
+_next_s: dict[Pool, float] = {}  # when its workers are to be used again, whichever deployment does it
+_lock = threading.Lock()
 
 
 def warm(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
@@ -60,14 +66,24 @@ class Spare:
         self._backend.enter(NAME)
         job = self._backend.job(warm)
         seen: set[int] = set()
-        next_s = 0.0
         while not self._ending.wait(LOOK_S):
             found = [self._registry.find(name) for name in self._registry.names()]
             workers = {address.pid: address.executor for address in found if address is not None}
-            if not workers.keys() <= seen or time.monotonic() > next_s:
-                executors = len(set(workers.values()) - {""}) or 1
+            executors = frozenset(workers.values()) - {""}
+            if _is_due((self._backend.application, executors), taken=not workers.keys() <= seen):
+                jobs = [job] * max(1, len(executors))
                 try:
-                    functools.reduce(lambda jobs, another: jobs.union(another), [job] * executors).collect()
+                    functools.reduce(lambda these, another: these.union(another), jobs).collect()
                 except Exception as error:  # cancelled, or an executor went: nobody depends on it
                     log.debug("no spare worker: %s", error)
-                seen, next_s = set(workers), time.monotonic() + KEEP_S
+                seen = set(workers)
+
+
+def _is_due(pool: Pool, *, taken: bool) -> bool:
+    """Whether the caller is to use its workers now; if so, nobody else has to for a while."""
+    now_s = time.monotonic()
+    with _lock:
+        due = taken or now_s > _next_s.get(pool, 0.0)
+        if due:
+            _next_s[pool] = now_s + KEEP_S
+    return due
