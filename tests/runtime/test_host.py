@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from time import monotonic_ns
 
 import msgspec
 import pytest
@@ -54,7 +55,7 @@ async def running(*hosts: Host) -> AsyncIterator[list[asyncio.Task[str]]]:
 
 @contextlib.contextmanager
 def pacing(client: Host) -> Iterator[None]:
-    ticks = Ticks(TICK_NS, lambda: client.take(TimerFired("tick")))
+    ticks = Ticks(monotonic_ns(), TICK_NS, lambda: client.take(TimerFired("tick")))
     try:
         yield
     finally:
@@ -199,6 +200,7 @@ def test_who_is_succeeded_by_a_later_life_ends_and_leaves_its_address_alone(
 ORPHAN = """
 import asyncio, os, sys
 from pathlib import Path
+from time import monotonic_ns
 from tiercel.runtime.host import Host
 from tiercel.runtime.registry import Registry
 

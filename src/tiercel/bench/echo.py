@@ -150,10 +150,12 @@ class Source(asyncio.Protocol):
         self._rate, self._tick = question["rate"], 0
         self.due_ns, self.emitted_ns, self.sent = array("q"), array("q"), 0
         self._next_ns = monotonic_ns() + TICK_NS
+        ticks = Ticks(self._next_ns, TICK_NS, self.on_tick)
         await asyncio.sleep(question["warm_s"])
         began_ns = monotonic_ns()
         await asyncio.sleep(question["seconds"])
         ended_ns, self._next_ns = monotonic_ns(), 0
+        ticks.close()
         await until(lambda: len(self.due_ns) == self.sent, "frames do not come back")
         due, emitted = np.asarray(self.due_ns), np.asarray(self.emitted_ns)
         return spread((emitted - due)[(began_ns <= due) & (due < ended_ns)])
@@ -164,9 +166,7 @@ async def source(to: str, frame_bytes: int, row_bytes: int) -> None:
     sender = Source(frame_bytes, row_bytes)
     await loop.create_unix_connection(lambda: sender, to)
     tame_collector()
-    ticks = Ticks(TICK_NS, sender.on_tick)
     await serve(sender.handle)
-    ticks.close()
 
 
 def main() -> None:

@@ -88,12 +88,13 @@ class Load:
 
     # -- what the benchmark asks for ---------------------------------------------------------
 
-    def start_open_loop(self, rate: int, probes: Sequence[int] = ()) -> None:
-        """`rate` tuples a second over all keys; besides, each probe key every 5 ms."""
+    def start_open_loop(self, rate: int, probes: Sequence[int] = ()) -> int:
+        """`rate` tuples a second over all keys; besides, each probe key every 5 ms. The first tick."""
         self._rate = rate
         self._probes = probes
         self._tick = 0
         self._next_tick_ns = monotonic_ns() + TICK_NS
+        return self._next_tick_ns
 
     def focus(self, keys: int) -> None:
         """From now on only the first keys get tuples."""

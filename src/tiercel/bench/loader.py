@@ -112,18 +112,19 @@ class Serving:
 
     def __init__(self, load: Load, host: Host) -> None:
         self._load, self._host = load, host
+        self._ticks: Ticks | None = None  # only while something is due: nobody else is to pay for a clock
 
     async def handle(self, question: Answer) -> Answer:
         load = self._load
         match question:
             case {"do": "open", "rate": rate, "seconds": seconds, "warm_s": warm_s}:
                 load.record = Record()
-                load.start_open_loop(rate)
+                self._start(rate)
                 await asyncio.sleep(warm_s)
                 began_ns = monotonic_ns()
                 await asyncio.sleep(seconds)
                 ended_ns = monotonic_ns()
-                load.stop()
+                self._stop()
                 await until_quiet(load)
                 due, emitted = np.asarray(load.record.due_ns), np.asarray(load.record.emitted_ns)
                 counted = (began_ns <= due) & (due < ended_ns)
@@ -136,7 +137,7 @@ class Serving:
                 began_s, before = time.monotonic(), load.received
                 await asyncio.sleep(seconds)
                 rate = (load.received - before) / (time.monotonic() - began_s)
-                load.stop()
+                self._stop()
                 await until_quiet(load)
                 return {"events_per_s": round(rate), "tuples": load.received - at_first, **self._faults()}
             case {"do": "fill", "under_way": under_way}:
@@ -144,7 +145,7 @@ class Serving:
                 self._host.take(TimerFired("fill"))
                 while (before := load.received) < len(load.keys):
                     await until(lambda: load.received > before, "the keys cannot be filled")
-                load.stop()
+                self._stop()
                 await until_quiet(load)
                 return self._faults()
             case {"do": "favour", "keys": keys}:
@@ -155,15 +156,25 @@ class Serving:
                 return {}
             case {"do": "start", "rate": rate, "probes": probes}:
                 load.record = Record()
-                load.start_open_loop(rate, probes)
+                self._start(rate, probes)
                 return {}
             case {"do": "stop", "inputs": inputs, "outputs": outputs}:
-                load.stop()
+                self._stop()
                 await until_quiet(load)
                 write_record(load.record, Path(inputs), Path(outputs))
                 return {"tuples": len(load.record.sensor), **self._faults()}
             case _:
                 raise ValueError(question)
+
+    def _start(self, rate: int, probes: Sequence[int] = ()) -> None:
+        first_ns = self._load.start_open_loop(rate, probes)
+        self._ticks = Ticks(first_ns, TICK_NS, lambda: self._host.take(TimerFired("tick")))
+
+    def _stop(self) -> None:
+        self._load.stop()
+        if self._ticks is not None:
+            self._ticks.close()
+            self._ticks = None
 
     def _faults(self) -> Answer:
         """Those since the last answer, and their kinds."""
@@ -178,9 +189,7 @@ async def run(directory: str, keys: int, output: str) -> None:
     running = asyncio.create_task(host.run())
     await until(lambda: load.connected, "no connection with the router")
     tame_collector()
-    ticks = Ticks(TICK_NS, lambda: host.take(TimerFired("tick")))
     await serve(Serving(load, host).handle)
-    ticks.close()
     host.end("measured")
     await running
 

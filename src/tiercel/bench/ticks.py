@@ -1,7 +1,10 @@
 """A millisecond clock for an event loop: its own timers are only exact to a millisecond, and too late.
 
-Responsible for: calling back once per tick, as punctually as the kernel wakes us.
+Responsible for: calling back once per tick, as punctually as the kernel wakes us, from a given moment on.
 Not responsible for: catching up after a delay (load.py looks at the time itself).
+
+Whoever has something due with each tick says when the first one is: with ticks of another phase, all of it
+would be late by the same part of a tick, another one in each run.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
+from time import monotonic_ns
 
 CLOCK_MONOTONIC = 1
 O_NONBLOCK = os.O_NONBLOCK
+ABSOLUTE = 1  # TFD_TIMER_ABSTIME
 
 
 class _Spec(ctypes.Structure):
@@ -23,9 +28,9 @@ class _Spec(ctypes.Structure):
 
 
 class Ticks:
-    """Calls back every `period_ns` while the loop runs: by a timerfd, elsewhere by the loop's timers."""
+    """Calls back at `first_ns` and every `period_ns` after: by a timerfd, elsewhere by the loop's timers."""
 
-    def __init__(self, period_ns: int, call: Callable[[], object]) -> None:
+    def __init__(self, first_ns: int, period_ns: int, call: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._call = call
         self._period_ns = period_ns
@@ -35,11 +40,12 @@ class Ticks:
             libc = ctypes.CDLL(None, use_errno=True)
             self._file = libc.timerfd_create(CLOCK_MONOTONIC, O_NONBLOCK)
         if self._file >= 0:
-            spec = _Spec(*divmod(period_ns, 10**9), *divmod(period_ns, 10**9))
-            libc.timerfd_settime(self._file, 0, ctypes.byref(spec), None)
+            spec = _Spec(*divmod(period_ns, 10**9), *divmod(first_ns, 10**9))
+            libc.timerfd_settime(self._file, ABSOLUTE, ctypes.byref(spec), None)
             self._loop.add_reader(self._file, self._on_file)
         else:
-            self._on_timer()
+            wait_s = max(0, first_ns - monotonic_ns()) / 1e9
+            self._timer = self._loop.call_later(wait_s, self._on_timer)
 
     def _on_file(self) -> None:
         os.read(self._file, 8)
