@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -112,3 +114,34 @@ def test_behind_a_batch_that_could_not_be_written_nothing_is_though_there_is_roo
     store = Store(tmp_path / "s", "os")
     assert store.items() == {("count", "a"): 1, ("count", "b"): 1}
     store.close()
+
+
+TIDIED_UP = """
+import sys, time
+from pathlib import Path
+from tiercel.core.effects import Write
+from tiercel.runtime.store import Store
+store = Store(Path(sys.argv[1]), "os", memory_bytes_max=1)  # with the smallest buffers
+value = b"x" * 1_000_000
+for seq in range(1, 60):
+    store.add(Write(seq, {("trimmed", str(seq % 7)): seq, ("state", seq, b"k"): value}))
+    store.commit()
+for _ in range(200):  # it takes its place when it begins with its first work
+    stats = [(task / "stat").read_text() for task in Path("/proc/self/task").iterdir()]
+    parts = [stat.partition("(")[2].rpartition(")") for stat in stats]
+    names = [name + " " + rest.split()[16] for name, _, rest in parts]
+    if "rocksdb:low 0" not in names:
+        break
+    time.sleep(0.1)
+print(*names, sep="\\n")
+store.close()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_the_thread_that_tidies_up_gives_way_to_those_that_work(tmp_path: Path) -> None:
+    """In a process of its own: the threads are those of all stores of a process."""
+    done = subprocess.run(
+        [sys.executable, "-c", TIDIED_UP, str(tmp_path / "s")], capture_output=True, text=True, check=True
+    )
+    assert {"rocksdb:low 19", "rocksdb:high 0"} <= set(done.stdout.splitlines())

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import msgspec
-from rocksdict import AccessType, DbClosedError, DBCompressionType, Options, Rdict, WriteBatch
+from rocksdict import AccessType, DbClosedError, DBCompressionType, Env, Options, Rdict, WriteBatch
 
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.records import Entry, KeyFacts, KeyImage
@@ -363,6 +363,9 @@ def _open(directory: Path, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> Rdic
     options.set_write_buffer_size(write_buffer_bytes)
     options.set_compression_type(DBCompressionType.lz4())  # checkpoints write much, and it is the cheapest
     options.set_max_total_wal_size(WAL_BYTES_MAX)
+    tidying = Env()
+    tidying.lower_thread_pool_cpu_priority()  # compaction takes a core for a second; tuples go first
+    options.set_env(tidying)
     give_up = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
