@@ -324,19 +324,28 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
 def test_who_has_no_second_copy_that_runs_must_keep_its_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was killed a moment ago is registered still, and was taken for a copy."""
+    """Who was killed a moment ago is registered still, and was taken for a copy.
+
+    Who was started again, and did not listen yet, was forgotten: an executor lost its disk, the application
+    was killed while two of its instances were restored elsewhere, and both of their copies were gone.
+    """
+    monkeypatch.setattr(victims, "SITES", ("cloud",))
     found = Victims(tmp_path, 1)
-    registry = Place(tmp_path).registry
+    place = Place(tmp_path)
     for name in ("cloud", "controller", "replica 1 of cloud"):
-        registry.publish(Address(name, "127.0.0.1", 1, 1, 1))
-    lives = Lives(Place(tmp_path).lives, "cloud")
-    lives.note_held(lives.claim(0).life, "replica 1 of cloud")
-    for running, copied, missing in (
-        (["cloud", "replica 1 of cloud"], True, []),
-        (["cloud"], True, ["cloud"]),
-        (["replica 1 of cloud"], True, ["cloud"]),
-        (["cloud", "replica 1 of cloud"], False, ["cloud"]),
+        place.registry.publish(Address(name, "127.0.0.1", 1, 1, 1))
+    for name in ("cloud", "ledger@cloud#1"):
+        lives = Lives(place.lives, name)
+        lives.note_held(lives.claim(0).life, "replica 1 of cloud")
+    for running, copied, wanted, missing in (
+        (["cloud", "replica 1 of cloud"], True, [], []),
+        (["cloud"], True, [], ["cloud"]),
+        (["replica 1 of cloud"], True, [], ["cloud"]),
+        (["cloud", "replica 1 of cloud"], False, [], ["cloud"]),
+        (["cloud", "replica 1 of cloud"], True, ["ledger@cloud#1"], ["ledger@cloud#1"]),
+        (["cloud", "replica 1 of cloud", "ledger@cloud#1"], True, ["ledger@cloud#1"], []),
     ):
+        place.want(wanted)
         monkeypatch.setattr(found, "_on_executors", lambda names=running: [(n, 1, 2) for n in names])
         monkeypatch.setattr(victims, "has_copy", lambda place, name, copied=copied: copied)
         assert found.without_copy() == missing

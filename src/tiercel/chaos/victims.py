@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tiercel.bench.processes import below, executor_of, kill, members
+from tiercel.chaos.ledger import SITES
 from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.lives import Lives
@@ -57,15 +58,18 @@ class Victims:
         return {name: pid for name, pid in self._workers() if is_replica(name)}
 
     def without_copy(self) -> list[str]:
-        """With replicas: whose disk must not be lost now, because no replica holds what is on it.
+        """With replicas: who has only one copy now, on its disk or with its replica.
 
-        Who has just been killed, or whose executor has, may still be registered: only who runs counts.
+        Who has just been killed, or whose executor has, may still be registered: only who runs counts. And
+        who is started again is not registered until it listens: whoever is meant to run counts.
         """
         running = {name for name, _, _ in self._on_executors()}
-        holder = {name: Lives(self._place.lives, name).holder() for name in self._place.registry.names()}
-        stored = [name for name in holder if not is_replica(name) and name != "controller"]
+        everyone = {*self._place.registry.names(), *self._place.wanted(), *SITES} - {"controller"}
+        holder = {name: Lives(self._place.lives, name).holder() for name in everyone if not is_replica(name)}
         return [
-            name for name in stored if not ({name, holder[name]} <= running and has_copy(self._place, name))
+            name
+            for name in sorted(holder)
+            if not ({name, holder[name]} <= running and has_copy(self._place, name))
         ]
 
     def executors(self) -> dict[str, int]:
