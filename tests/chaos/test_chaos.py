@@ -328,11 +328,12 @@ def test_who_has_no_second_copy_that_runs_must_keep_its_disk(
 
     Who was started again, and did not listen yet, was forgotten: an executor lost its disk, the application
     was killed while two of its instances were restored elsewhere, and both of their copies were gone.
+    Who was retired, and killed before it could say so, was waited for: it owes nothing.
     """
     monkeypatch.setattr(victims, "SITES", ("cloud",))
     found = Victims(tmp_path, 1)
     place = Place(tmp_path)
-    for name in ("cloud", "controller", "replica 1 of cloud"):
+    for name in ("cloud", "controller", "replica 1 of cloud", "ledger@cloud#2"):
         place.registry.publish(Address(name, "127.0.0.1", 1, 1, 1))
     for name in ("cloud", "ledger@cloud#1"):
         lives = Lives(place.lives, name)

@@ -60,12 +60,12 @@ class Victims:
     def without_copy(self) -> list[str]:
         """With replicas: who has only one copy now, on its disk or with its replica.
 
-        Who has just been killed, or whose executor has, may still be registered: only who runs counts. And
-        who is started again is not registered until it listens: whoever is meant to run counts.
+        Whoever is meant to run counts, and only who does run has a copy: who was just killed may still be
+        registered, who is started again is not yet, and who was retired and killed at once stays so for ever.
         """
         running = {name for name, _, _ in self._on_executors()}
-        everyone = {*self._place.registry.names(), *self._place.wanted(), *SITES} - {"controller"}
-        holder = {name: Lives(self._place.lives, name).holder() for name in everyone if not is_replica(name)}
+        meant = {*SITES, *self._place.wanted()}
+        holder = {name: Lives(self._place.lives, name).holder() for name in meant}
         return [
             name
             for name in sorted(holder)
