@@ -11,6 +11,7 @@ Not responsible for: lives in a backup (backups.py), refusing earlier ones (keep
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -62,8 +63,10 @@ class Lives:
 
     def holder(self) -> str:
         """The replica that must hold what was acknowledged; empty: nothing ever was."""
-        held = self._held()
-        return held[-1].read_text(encoding="utf-8") if held else ""
+        while held := self._held():
+            with contextlib.suppress(FileNotFoundError):  # a newer note has come since we looked, or none is due
+                return held[-1].read_text(encoding="utf-8")
+        return ""
 
     def held_since(self) -> int:
         """The last life in which something was acknowledged; a store of an earlier life lacks it."""
@@ -72,10 +75,10 @@ class Lives:
 
     def held_at(self) -> int:
         """When it began to hold everything, in ns; 0: it has not."""
-        try:
-            return self._held()[-1].stat().st_mtime_ns
-        except (IndexError, FileNotFoundError):
-            return 0
+        while held := self._held():
+            with contextlib.suppress(FileNotFoundError):  # as above
+                return held[-1].stat().st_mtime_ns
+        return 0
 
     def places(self) -> set[str]:
         """Where lives have stored that began not before that one."""

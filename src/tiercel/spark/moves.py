@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tiercel.spark.console import Console
     from tiercel.spark.hosting import Hosting
 
-LOOK_S = 0.002
+LOOK_S = 0.02  # a look costs the driver, and whoever works beside it, while the move runs
 ENDINGS = ["undone", "queued", "asked", "done"]  # of several, the first of these is that of the whole
 SCALE_S_MAX = 180.0
 
