@@ -8,13 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from playing import Stage, topology
-from tiercel.core.checkpoints import Cursor, load
+from playing import BOSS, Stage, key_in, topology
+from tiercel.core import messages as m
+from tiercel.core.checkpoints import load
 from tiercel.core.events import TimerFired
 from tiercel.core.keyed import KeyState
 from tiercel.core.keyspace import KeySpace
+from tiercel.core.records import KeySet
 from tiercel.core.settings import Settings
 from tiercel.core.snapshots import Digests, Snapshot
+from tiercel.core.taken import Cursor
 
 ME = "op@a#0"
 KEYS = [b"k%d" % n for n in range(7)]
@@ -237,3 +240,27 @@ def test_a_snapshot_follows_its_keys_into_another_space() -> None:
     own.keys[KEYS[0]].values["v"] = (1,)
     assert digests.complete
     assert digests.found == {KEYS[0]: expected, KEYS[2]: 0}
+
+
+def test_a_move_writes_only_the_keys_that_arrive_and_is_let_go_soon_after() -> None:
+    """It wrote all that had changed, for each piece of a large move, and every tuple queued behind that."""
+    stage = Stage(topology(["a", "b"])).start()
+    source, destination = ME, "op@b#0"
+    routes = stage.machines["a"].inboxes["op"].table
+    moved, own = (
+        next(key_in(n) for n in range(routes.count) if routes.slots[n].instance == owner)
+        for owner in (source, destination)
+    )
+    stage.pass_ms(1_100)  # the first checkpoint of a life is one of everything
+    stage.produce("a", (moved, 0, 0), (own, 0, 0))
+    before = len(stage.writes[destination])
+    stage.move(KeySet(keys=frozenset({moved})), source, destination)
+    stage.pass_ms(50)
+    assert stage.said("a", BOSS, m.MoveStatus)[-1].phase == "done"
+    written = [place for write in stage.writes[destination][before:] for place in write.puts]
+    assert {place[0] for place in written} == {"move", "cursor"}
+    stage.pass_ms(stage.settings.tidy_ms + 50)
+    assert not stage.machines["a"].departures
+    assert not stage.machines["b"].arrivals
+    kept = {(place[0], place[2]) for place in stage.disks[destination] if place[0] in ("state", "move")}
+    assert kept == {("state", moved), ("state", own)}

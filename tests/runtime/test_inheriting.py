@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.records import Inheritance, KeyImage, KeySet, TableUpdate
+from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, Topology
 from tiercel.errors import UserError
 from tiercel.runtime import backups, pieces

@@ -580,6 +580,38 @@ def test_the_replica_that_follows_counts_not_one_with_an_older_copy(tmp_path: Pa
     assert lives.holder() == ""
 
 
+def test_who_looks_while_another_replica_takes_over_sees_one_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the note of the old one, and that was gone: a process could not start, chaos ended early."""
+    lives = Lives(tmp_path, SITE)
+    lives.claim(0)
+    lives.note_held(1, "replica 1 of cloud")
+    listed = lives._held
+
+    def too_old() -> list[Path]:
+        found = listed()
+        if found[-1].name.endswith("1"):
+            lives.note_held(2, "replica 2 of cloud")
+        return found
+
+    monkeypatch.setattr(lives, "_held", too_old)
+    assert lives.holder() == "replica 2 of cloud"
+    assert lives.held_at() > 0
+
+
+def test_who_looks_when_it_began_to_hold_sees_that_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives = Lives(tmp_path, SITE)
+    lives.claim(0)
+    lives.note_held(1, "replica 1 of cloud")
+    stale = iter([[tmp_path / "gone"]])
+    listed = lives._held
+    monkeypatch.setattr(lives, "_held", lambda: next(stale, None) or listed())
+    assert lives.held_at() > 0
+
+
 def test_local_disks_need_a_backup_or_replicas(tmp_path: Path) -> None:
     assert Keeping.of(None, "/mnt/disk", "replica").local == "/mnt/disk"
     with pytest.raises(UserError, match="or durability 'replica'"):

@@ -26,9 +26,9 @@ from small import (
     rows,
     until,
 )
-from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import Write
 from tiercel.core.records import StreamEntry
+from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator
 from tiercel.errors import UserError
 from tiercel.runtime import shipping, storing

@@ -11,11 +11,11 @@ from pyspark.sql import types as t
 from rocksdict import Options, Rdict
 
 from tiercel import cli
-from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import Write
 from tiercel.core.readers import Reader
 from tiercel.core.records import KeyImage
 from tiercel.core.routing import slot_of
+from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, Topology
 from tiercel.runtime.place import Manifest, Place, StreamFacts
 from tiercel.runtime.store import DamagedStore, Store

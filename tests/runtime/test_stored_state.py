@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tiercel.core.arrival_images import ArrivalImage
-from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.records import OWN, SHADOW, Adopt, KeyImage, KeySet, TableUpdate
 from tiercel.core.routing import slot_of
+from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, Topology
 from tiercel.runtime.place import Manifest, Place
 from tiercel.runtime.store import Store

@@ -17,6 +17,7 @@ from tiercel.sim.run import run
 from tiercel.sim.scenario import FAULTS, Action, Options, Scenario, draw
 
 WIDE = {"sites_max": 6, "scales": True}
+AS_DRAWN = {"timed": Options().timed, "turns": Options().turns}
 DELAYED = {**WIDE, "kinds": ("windows", "chained"), "timed": 1.0, "turns": 0.35}
 BLOCKS = 5
 SEEDS_PER_BLOCK = 60  # 300 seeds in all
@@ -118,6 +119,8 @@ def scenario_without_moves(seed: int) -> Scenario:
         (10, DELAYED, "a timer that was due in a key's image was lost with a watermark that the image had"),
         (59, DELAYED, "the same, for the second operator"),
         (71, {}, "a fold changed keys that a checkpoint had still to read"),
+        (42, AS_DRAWN, "a checkpoint of arrivals made count what a crash had cut short of an earlier one"),
+        (250, AS_DRAWN, "the same, and its keys were forgotten"),
     ],
 )
 def test_a_seed_that_once_failed_does_not_fail_again(seed: int, focus: dict[str, object], story: str) -> None:

@@ -14,11 +14,11 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, GreaterThan, In
 from rocksdict import Options, Rdict
 
 import tiercel
-from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import Write
 from tiercel.core.readers import Reader
 from tiercel.core.records import KeyImage
 from tiercel.core.routing import slot_of
+from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, Stream, Topology
 from tiercel.errors import UserError
 from tiercel.runtime.place import Manifest, Place, StreamFacts

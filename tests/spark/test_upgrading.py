@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import Write
 from tiercel.core.engine import Engine
 from tiercel.core.keyed import Handle
 from tiercel.core.keyspace import KeySpace
 from tiercel.core.records import KeyImage
 from tiercel.core.routing import slot_of
+from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, Topology
 from tiercel.errors import UserError
 from tiercel.runtime.place import BackupPlan, Manifest, Place, VariableFacts

@@ -12,6 +12,9 @@ Layout: ("state", slot, key, generation) own keys; ("move", move, key, generatio
 arriving, under the move's name until it is done; ("routes",) what has changed of the routing table;
 ("cursor",) positions. Of a key, the newest version that is not newer than the cursor counts. A key set
 that is not complete is not in a checkpoint: after a crash its arrival begins anew.
+
+A move waits for checkpoints of its keys only, and gets them: one of arrivals leaves all other keys, and all
+that was done with them, as the last checkpoint has them (docs/decisions/0026).
 """
 
 from __future__ import annotations
@@ -20,60 +23,26 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tiercel.core import messages as m
 from tiercel.core.arrival_images import ArrivalImage, arrival_image, load_arrival
 from tiercel.core.destination import DestinationMove
 from tiercel.core.destination import Phase as DestinationPhase
 from tiercel.core.effects import StorageKey
 from tiercel.core.keyed import KeyState
-from tiercel.core.records import OWN, Key, KeyFacts, KeyImage, Position, TableUpdate
+from tiercel.core.records import OWN, Key, KeyFacts, Position, TableUpdate
 from tiercel.core.routing import slot_of
 from tiercel.core.snapshots import Look, Snapshot
 from tiercel.core.step import Step
+from tiercel.core.taken import Cursor, Scope, Taken
 from tiercel.core.topology import site_of
 
 if TYPE_CHECKING:
     from tiercel.core.processing import Processing
 
 
-class Cursor(msgspec.Struct, frozen=True):
-    """Where a checkpoint stands, and that it is whole."""
-
-    generation: int
-    applied: int
-    incarnation: int
-    time_ms: int
-    watermark_ms: int
-    arrivals: list[ArrivalImage]
-
-
 KEYED = 4  # elements of a place that holds a key: table, slot or move, key, generation
 SLICES_MAX = 256  # a large checkpoint takes larger slices, so that it ends before the next one is due
-
-
-class _Taken:
-    """A checkpoint that was taken and is being written."""
-
-    def __init__(self, cursor: Cursor, rests_on: int, flush: int) -> None:
-        self.cursor = cursor
-        self.rests_on = rests_on  # the log must be durable up to here
-        self.flush = flush  # and the outputs of what it covers must be admitted
-        self.deletes: list[StorageKey] = []  # with the cursor: keys that are gone
-        self.routes: TableUpdate | None = None  # if they have changed
-        self.snapshots: list[Snapshot] = []
-        self.seen: deque[tuple[StorageKey, KeyImage]] = deque()  # looked at, not yet written
-        self.written: list[StorageKey] = []
-        self.of_moves: list[tuple[str, dict[Key, int]]] = []  # what it knows of keys under a move's name
-        self.superseded: list[StorageKey] = []  # versions that nobody reads once the cursor is there
-        self.followers: list[m.Message] = []
-        self.halting = ""
-        self.seq = 0
-
-    @property
-    def complete(self) -> bool:
-        return not self.seen and not any(snapshot.pending for snapshot in self.snapshots)
+OLDER_ARRIVALS_MAX = 16  # that checkpoints of arrivals repeat; beyond it one of everything is cheaper
 
 
 class Checkpointer:
@@ -81,9 +50,10 @@ class Checkpointer:
 
     def __init__(self, instance: Processing) -> None:
         self.instance = instance
-        self.taken: _Taken | None = None
+        self.taken: Taken | None = None
         self.generation = 0  # of this life no number is used twice
         self._orphans: list[StorageKey] = []  # written for checkpoints that were given up; go with a cursor
+        self._due_ms = float("inf")
         self.in_flight = False  # a cursor was written and given up: it may become durable yet
         self.forget()
 
@@ -93,7 +63,8 @@ class Checkpointer:
             self._orphans += self.taken.written
             self.in_flight = self.in_flight or self.taken.seq > 0
         self.taken = None
-        self._again = False
+        self._last: Cursor | None = None  # what is stored and may be built upon
+        self._again = Scope.NOTHING
         self._followers: list[m.Message] = []
         self._dropped: list[StorageKey] = []  # go with the next cursor: until then they may count
         self._swept: deque[StorageKey] = deque()  # count no more
@@ -102,24 +73,39 @@ class Checkpointer:
         self._stored_moves: dict[str, dict[Key, int]] = {}  # of the keys stored under a move's name
 
     def arm(self, step: Step) -> None:
-        step.timer("checkpoint", step.now_ms + self.instance.settings.checkpoint_ms)
+        self._due_ms = step.now_ms + self.instance.settings.checkpoint_ms
+        step.timer("checkpoint", self._due_ms)
+
+    def before_long(self, step: Step) -> None:
+        """A move has ended here; one of everything lets go of it. With many of them, the last one counts."""
+        step.timer("checkpoint", min(self._due_ms, step.now_ms + self.instance.settings.tidy_ms))
 
     def due(self, step: Step) -> None:
         self.soon(step)
         self.arm(step)
 
-    def soon(self, step: Step) -> None:
+    def soon(self, step: Step, scope: Scope = Scope.EVERYTHING) -> None:
         """Take one now, or as soon as the one under way is stored."""
-        if self.instance.phase.value != "running":
-            self._again = True
-        elif self.taken is None:
-            self._take(step)
+        if self.taken is None and self.instance.phase.value == "running":
+            self._take(step, scope)
         else:
-            self._again = True
+            self._again = max(self._again, scope)
 
-    def after_next(self, message: m.Message) -> None:
-        """Tell the router this once the next checkpoint is stored."""
-        self._followers.append(message)
+    def after_next(self, step: Step, message: m.Message) -> None:
+        """Tell the router this once the next checkpoint of everything is stored; it asks again until then."""
+        if message not in self._followers:
+            self._followers.append(message)
+            self.before_long(step)
+
+    def begin_at(self, cursor: Cursor) -> None:
+        """It was loaded. What comes next may build upon it, if nothing else that is stored could count then.
+
+        Versions of one that was never finished are newer than it, and would be older than the next; one that
+        may yet become durable would delete keys.
+        """
+        doubtful = self._dropped or self.in_flight
+        if not doubtful or self.instance.settings.mutant == "builds-upon-unfinished":
+            self._last = cursor
 
     def drop_move(self, arriving: DestinationMove) -> None:
         arriving.let_go()
@@ -136,7 +122,7 @@ class Checkpointer:
     def inherited(self, own: dict[StorageKey, Any]) -> None:
         """What was loaded is another's: all of it goes into our first checkpoint, and nothing else counts."""
         self._stored, self._stored_moves, self._dropped = {}, {}, []
-        self._routes_version = -1
+        self._last, self._routes_version = None, -1
         self.discard(own)
         space = self.instance.space
         space.dirty.update(dict.fromkeys(space.keys))
@@ -145,41 +131,61 @@ class Checkpointer:
 
     # -- taking one ----------------------------------------------------------------------------
 
-    def _take(self, step: Step) -> None:
-        instance = self.instance
+    def _take(self, step: Step, scope: Scope) -> None:
+        instance, last = self.instance, self._last
+        arrivals = [
+            (arriving, position)
+            for arriving in instance.arriving.values()
+            if (position := arriving.checkpoint_position()) is not None
+        ]
+        older = self._older_arrivals(arrivals)
+        stalled = any(image.move in self._stored_moves for image in older)
+        few = stalled or len(older) <= OLDER_ARRIVALS_MAX
+        if scope is Scope.ARRIVALS and last is not None and few:
+            if not arrivals:
+                return
+            own = (last.applied, last.incarnation, last.time_ms, last.watermark_ms)
+        elif stalled:
+            return  # it may have voted, but rows of it wait: behind them nothing can be claimed
+        else:
+            scope, older = Scope.EVERYTHING, []
+            own = (instance.applied, instance.incarnation, instance.time_ms, instance.watermark_ms)
+        rests_on = own[0]
+        for arriving, position in arrivals:
+            if position[0] == OWN or site_of(arriving.source) == instance.router:
+                rests_on = max(rests_on, position[1])
         self.generation += 1
-        arrivals = []
-        rests_on = instance.applied
-        for arriving in instance.arriving.values():
-            position = arriving.checkpoint_position()
-            if position is not None:
-                arrivals.append((arriving, position))
-                if position[0] == OWN or site_of(arriving.source) == instance.router:
-                    rests_on = max(rests_on, position[1])
-        cursor = Cursor(
-            self.generation,
-            instance.applied,
-            instance.incarnation,
-            instance.time_ms,
-            instance.watermark_ms,
-            [arrival_image(arriving, position) for arriving, position in arrivals],
-        )
-        taken = self.taken = _Taken(cursor, rests_on, instance.flushes)
+        images = [arrival_image(arriving, position) for arriving, position in arrivals]
+        cursor = Cursor(self.generation, *own, [*images, *older])
+        taken = self.taken = Taken(scope, cursor, rests_on, instance.flushes)
+        if scope is Scope.EVERYTHING:
+            self._take_own(taken)
+        for arriving, position in arrivals:
+            self._take_arriving(taken, arriving, position)
+        self.write_some(step)
+
+    def _older_arrivals(self, now: list[tuple[DestinationMove, Position]]) -> list[ArrivalImage]:
+        """Those that the last checkpoint holds, and of which this one has nothing newer to say.
+
+        Rows of theirs wait, or they have merged or were undone: as of the last one, they still arrive.
+        """
+        known, mutant = {arriving.move for arriving, _ in now}, self.instance.settings.mutant
+        older = [image for image in self._last.arrivals if image.move not in known] if self._last else []
+        if mutant in ("merged-arrivals-left-out", "stalled-arrivals-left-out"):
+            stalled = mutant == "merged-arrivals-left-out"
+            older = [image for image in older if (image.move in self._stored_moves) == stalled]
+        return older
+
+    def _take_own(self, taken: Taken) -> None:
+        instance = self.instance
         taken.deletes, self._dropped = self._dropped, []
         taken.followers, self._followers = self._followers, []
         taken.halting = instance.halting
         routes = instance.routes
         if self._routes_version != routes.version:
             self._routes_version = routes.version
-            slots = {s: r for s, r in enumerate(routes.slots) if r.epoch > 1}
-            taken.routes = TableUpdate(slots, dict(routes.overrides))
-        self._take_own(taken)
-        for arriving, position in arrivals:
-            self._take_arriving(taken, arriving, position)
-        self.write_some(step)
-
-    def _take_own(self, taken: _Taken) -> None:
-        instance = self.instance
+            changed = {s: r for s, r in enumerate(routes.slots) if r.epoch > 1}
+            taken.routes = TableUpdate(changed, dict(routes.overrides))
         slots, stored = instance.operator.slots, self._stored
         retained = {k: s for leaving in instance.leaving.values() for k, s in leaving.retained.items()}
         pending: dict[Key, KeyState] = {}
@@ -193,7 +199,7 @@ class Checkpointer:
         look = self._look(taken, taken.cursor.applied, stored, lambda key, slot: ("state", slot, key))
         self._watch(taken, instance.space.watch, pending, look)
 
-    def _take_arriving(self, taken: _Taken, arriving: DestinationMove, position: Position) -> None:
+    def _take_arriving(self, taken: Taken, arriving: DestinationMove, position: Position) -> None:
         move = arriving.move
         first = move not in self._stored_moves
         stored = self._stored_moves.setdefault(move, {})
@@ -211,7 +217,7 @@ class Checkpointer:
 
     def _watch(
         self,
-        taken: _Taken,
+        taken: Taken,
         watch: Callable[[Snapshot], None],
         pending: dict[Key, KeyState],
         look: Look,
@@ -223,11 +229,11 @@ class Checkpointer:
                 watch(snapshot)
 
     def _look(
-        self, taken: _Taken, at: int, stored: dict[Key, int], place: Callable[[Key, int], StorageKey]
+        self, taken: Taken, at: int, stored: dict[Key, int], place: Callable[[Key, int], StorageKey]
     ) -> Look:
         """How a key's state as of this checkpoint becomes a stored version."""
-        generation, time_ms = taken.cursor.generation, taken.cursor.time_ms
-        watermark_ms = taken.cursor.watermark_ms
+        generation = taken.cursor.generation
+        time_ms, watermark_ms = self.instance.time_ms, self.instance.watermark_ms
 
         def look(key: Key, state: KeyState) -> None:
             where = place(key, state.slot)
@@ -306,8 +312,10 @@ class Checkpointer:
             return
         self.taken = None
         instance, cursor = self.instance, taken.cursor
-        instance.space.spill.covered = cursor.generation
-        instance.space.spill.checkpoint_asked = False
+        self._last = cursor
+        if taken.scope is Scope.EVERYTHING:
+            instance.space.spill.covered = cursor.generation
+            instance.space.spill.checkpoint_asked = False
         self._sweep(step, taken)
         moves = {a.move: a.position for a in cursor.arrivals}
         if instance.settings.mutant == "positions-flattened":
@@ -322,9 +330,9 @@ class Checkpointer:
                 self._covered(step, arriving, image.position)
         if taken.halting:
             instance.exit(step, "halted for " + taken.halting)
-        elif self._again or instance.halting:
-            self._again = False
-            self._take(step)
+        elif again := Scope.EVERYTHING if instance.halting else self._again:
+            self._again = Scope.NOTHING
+            self._take(step, again)
 
     # -- after a crash -------------------------------------------------------------------------
 
@@ -375,7 +383,7 @@ class Checkpointer:
 
     # -- what follows --------------------------------------------------------------------------
 
-    def _sweep(self, step: Step, taken: _Taken) -> None:
+    def _sweep(self, step: Step, taken: Taken) -> None:
         """The cursor is there: older versions go, and what was written for moves that ended meanwhile."""
         self._orphans, self.in_flight = [], False
         taken.snapshots.clear()  # they know it, and it knows them: without this only the collector ends both
@@ -417,6 +425,7 @@ def load(instance: Processing, items: dict[StorageKey, Any], start: int, waterma
     for image in cursor.arrivals:
         instance.arriving[image.move] = load_arrival(instance, image)
     checkpointer.load(items, cursor.generation)
+    checkpointer.begin_at(cursor)
     for space in (instance.space, *(arriving.space for arriving in instance.arriving.values())):
         space.dirty.clear()
         if checkpointer.in_flight:  # it may delete keys yet that we have again: all are written once more

@@ -112,10 +112,12 @@ class DestinationMove:
         self.settled_told = False
 
     def epoch_of(self, key: Key) -> int:
-        """A new key's epoch: the old owner's until the adoption, then the new one."""
-        if self.owned:
-            return self.instance.routes.route(key).epoch
-        route = self.epochs.keys.get(key) or self.epochs.slots.get(slot_of(key, self.space.slots))
+        """A new key's epoch: the old owner's until the adoption, then the new one.
+
+        As the adoption says, not as our table does: in a replay that may not have come so far.
+        """
+        routes = self.adopt.update if self.owned and self.adopt is not None else self.epochs
+        route = routes.keys.get(key) or routes.slots.get(slot_of(key, self.space.slots))
         return route.epoch if route is not None else 0
 
     # -- state comes in ----------------------------------------------------------------------
@@ -346,6 +348,8 @@ class DestinationMove:
 
     def on_adopt(self, step: Step, adopt: Adopt, offset: int) -> None:
         """The keys are ours from this entry of our log on."""
+        if self.owned:
+            return  # a replay of entries that a checkpoint of arrivals was already past
         self.adopted_at = offset
         if self.strategy == "live":
             self.feed(step, (OWN, offset), adopt.time_ms, [], adopt)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from tiercel.core import messages as m
-from tiercel.core.checkpoints import Cursor, load
+from tiercel.core.checkpoints import load
 from tiercel.core.destination import DestinationMove
 from tiercel.core.effects import Effect, LoadCheckpoint, StorageKey
 from tiercel.core.events import (
@@ -39,6 +39,7 @@ from tiercel.core.routing import overlap
 from tiercel.core.source import Phase as SourcePhase
 from tiercel.core.source import SourceMove
 from tiercel.core.step import Step
+from tiercel.core.taken import Cursor
 
 
 class Instance(Processing):
@@ -149,7 +150,7 @@ class Instance(Processing):
             case m.EmitFrom() if arriving is not None:
                 arriving.on_emit_from(step, message.offset)
                 self.flush(step)
-                self.checkpointer.soon(step)
+                self.checkpoint_soon(step)
             case m.EmittedThrough() if arriving is not None:
                 arriving.on_emitted_through(message.offset)
             case m.AbortNotice():
@@ -178,8 +179,7 @@ class Instance(Processing):
                 return  # a replay still meets rows of these keys; it is said again
             del self.leaving[move]
             self.space.dirty.update(dict.fromkeys(leaving.retained))
-        self.checkpointer.after_next(m.Forgotten(move))
-        self.checkpointer.soon(step)
+        self.checkpointer.after_next(step, m.Forgotten(move))
 
     def _on_timer(self, step: Step, timer: str) -> None:
         kind, _, move = timer.partition("|")

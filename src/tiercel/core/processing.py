@@ -38,6 +38,7 @@ from tiercel.core.source import Phase as SourcePhase
 from tiercel.core.source import SourceMove
 from tiercel.core.step import Journal, Step
 from tiercel.core.strategies import STRATEGIES
+from tiercel.core.taken import Scope
 from tiercel.core.topology import Operator, site_of
 
 
@@ -269,6 +270,7 @@ class Processing:
             if leaving.cut is not None and offset <= leaving.flip_offset:
                 leaving.retain()  # a replay: these keys came before they left
         self.checkpointer.merge_move(arriving)
+        self.checkpointer.before_long(step)
 
     # -- outputs -----------------------------------------------------------------------------
 
@@ -357,7 +359,8 @@ class Processing:
                 moving.say_ready(step)
 
     def checkpoint_soon(self, step: Step) -> None:
-        self.checkpointer.soon(step)
+        """Of what arrives; for all other keys the next one that is due is soon enough."""
+        self.checkpointer.soon(step, Scope.ARRIVALS)
 
     def exit(self, step: Step, reason: str) -> None:
         step.effects.append(Exit(reason))

@@ -13,6 +13,7 @@ class Settings(msgspec.Struct, frozen=True):
     retry_ms: float = 200.0  # a control message that was not answered is sent again
     tick_ms: float = 100.0  # log-time ticks, only while someone has processing-time timers
     checkpoint_ms: float = 1000.0  # recovery replays at most about this much
+    tidy_ms: float = 200.0  # so long after the last key that came or left, a checkpoint lets go of its move
     move_deadline_ms: float = 30_000.0  # a move that is not decided by then is undone
     takeover_ms: float = 2_000.0  # a source silent this long after the flip loses its last word
     suspect_ms: float = 10_000.0  # a process without any sign of life for so long is started again

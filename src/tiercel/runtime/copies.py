@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tiercel.core.checkpoints import Cursor
+from tiercel.core.taken import Cursor
 from tiercel.core.topology import operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.backups import ProcessBackup

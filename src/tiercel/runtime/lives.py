@@ -64,7 +64,7 @@ class Lives:
     def holder(self) -> str:
         """The replica that must hold what was acknowledged; empty: nothing ever was."""
         while held := self._held():
-            with contextlib.suppress(FileNotFoundError):  # a newer note has come since we looked, or none is due
+            with contextlib.suppress(FileNotFoundError):  # a newer note has come since we looked
                 return held[-1].read_text(encoding="utf-8")
         return ""
 

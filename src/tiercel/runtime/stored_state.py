@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import StorageKey
 from tiercel.core.records import Key, KeyImage
 from tiercel.core.routing import slot_of
+from tiercel.core.taken import Cursor
 from tiercel.core.topology import operator_of
 from tiercel.runtime.place import Place
 from tiercel.runtime.store import StoreView

@@ -12,12 +12,12 @@ from typing import Any, Final
 import msgspec
 
 from tiercel.core.arrivals import ArrivalRecord
-from tiercel.core.checkpoints import Cursor
 from tiercel.core.departures import DepartureRecord
 from tiercel.core.effects import StorageKey
 from tiercel.core.messages import LaneFrame, ShadowNotice
 from tiercel.core.readers import Pause, Reader
 from tiercel.core.records import Entry, Inheritance, KeyImage, Position, Route, TableUpdate
+from tiercel.core.taken import Cursor
 
 TABLES: Final[dict[str, Any]] = {
     # a router's

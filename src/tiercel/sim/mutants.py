@@ -59,6 +59,9 @@ MUTANTS: dict[str, Mutant] = {
     "unfinished-checkpoint-counts": Mutant(
         "R3", "what was written of a checkpoint that a crash cut short is taken for state", SLICED
     ),
+    "builds-upon-unfinished": Mutant(
+        "R3", "a checkpoint of arrivals makes count what a crash had cut short", SLICED
+    ),
     "spills-dirty-keys": Mutant("R3", "keys leave memory before a checkpoint has what has changed", SPILLED),
     "spills-older-version": Mutant(
         "R3",
@@ -97,6 +100,9 @@ MUTANTS: dict[str, Mutant] = {
     "stale-copies-kept": Mutant("R25", "a restored instance keeps keys that the log has given away"),
     "abort-after-flip": Mutant("R26", "a decided move is undone"),
     "positions-flattened": Mutant("R27", "a checkpoint claims one position for all it holds"),
+    "merged-arrivals-left-out": Mutant(
+        "R27", "a checkpoint of arrivals forgets those that have merged since the last of everything"
+    ),
     "zombie-not-fenced": Mutant("R29", "a life that was replaced is still listened to"),
     "held-rows-close-the-lane": Mutant(
         "R30", "held rows use up the window of the lane that would release them", ROAMING
@@ -119,6 +125,9 @@ DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in te
     ),
     "flip-ahead-of-shadow": Mutant("R21", "keys move while some of their rows are not shadowed yet"),
     "flip-ignores-watermark": Mutant("R18", "keys move to a place whose watermark is ahead of theirs"),
+    "stalled-arrivals-left-out": Mutant(
+        "R27", "a checkpoint forgets keys that have voted because rows of theirs wait"
+    ),
     "passed-timers-not-fired": Mutant("R18", "timers wait, though the log they have come to is past them"),
 }
 

@@ -10,7 +10,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from tiercel.core.checkpoints import Cursor
+from tiercel.core.taken import Cursor
 from tiercel.errors import UserError
 from tiercel.runtime.place import Place
 from tiercel.runtime.store import StoreView

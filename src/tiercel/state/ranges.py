@@ -21,11 +21,11 @@ from typing import Any
 
 import msgspec
 
-from tiercel.core.checkpoints import Cursor
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.readers import Reader
 from tiercel.core.records import Key, KeyImage, KeySet, Route, TableUpdate
 from tiercel.core.routing import RoutingTable, slot_of
+from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.locking import StorageLock
