@@ -3,7 +3,7 @@
 Responsible for: R1 to R30, as docs/rules.md lists them. Where a planted bug takes a rule out, a seed of
     the simulator must notice it; `killers.json` says which seed did when it was last written:
 
-        tiercel sim --mutants --seeds 500 --jobs 1 --json > tests/rules/killers.json
+        tiercel sim --mutants --seeds 400 --jobs 1 --json > tests/rules/killers.json
 
     Rules without a planted bug are transcripts of the real machines, each with its own counter-proof.
 Not responsible for: the machines' other promises (tests/core).
@@ -33,7 +33,7 @@ KILLERS: dict[str, Any] = json.loads(
     (Path(__file__).resolve().parent / "killers.json").read_text(encoding="utf-8")
 )["mutants"]
 SEEDS_MAX = 60  # a seed that shifted a little is found again; one that did not is the first that is tried
-REGENERATE = "tiercel sim --mutants --seeds 500 --jobs 1 --json > tests/rules/killers.json"
+REGENERATE = "tiercel sim --mutants --seeds 400 --jobs 1 --json > tests/rules/killers.json"
 A, B = "op@a#0", "op@b#0"
 SLOT_0 = KeySet(slots=frozenset({0}))
 

@@ -23,7 +23,10 @@ SEEDS_MAX = 200
 
 DYING = {"kinds": ("forgetful",), "strategies": ("live",), "capture_pause_ms": 40.0, "move_slots_max": 16}
 ROAMING = {"journeys": (4,), "lane_frames_max": 1, "sites_min": 3, "sites_max": 6}
-FLIPS = {"faults": ("crash", "step"), "sites_min": 2, "strategies": ("pause",), "timed": 0.0, "turns": 0.0}
+FLIPS = {
+    **{"faults": ("crash", "step"), "sites_min": 2, "strategies": ("pause",), "timed": 0.0, "turns": 0.0},
+    **{"chain": (1,), "journeys": (0,)},
+}
 SLICED = {"faults": ("crash", "step"), "capture_pause_ms": 30.0}
 CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
 SPILLED = {"little_memory": 1.0, "timed": 0.0, "turns": 0.0}
@@ -60,7 +63,9 @@ MUTANTS: dict[str, Mutant] = {
         "R3", "what was written of a checkpoint that a crash cut short is taken for state", SLICED
     ),
     "builds-upon-unfinished": Mutant(
-        "R3", "a checkpoint of arrivals makes count what a crash had cut short", SLICED
+        "R3",
+        "a checkpoint of arrivals makes count what a crash had cut short",
+        {**SLICED, "strategies": ("live",), "capture_pause_ms": 15.0},
     ),
     "spills-dirty-keys": Mutant("R3", "keys leave memory before a checkpoint has what has changed", SPILLED),
     "spills-older-version": Mutant(
