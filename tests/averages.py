@@ -14,6 +14,7 @@ from small import WAIT_S_MAX, Running, until
 from tiercel.bench.averages import INPUT, OUTPUT, SITE, RunningAverage, topology
 from tiercel.core.instance import Instance
 from tiercel.core.router import Router
+from tiercel.core.runs import split
 from tiercel.core.settings import Settings
 from tiercel.runtime.client import Producer, Subscriber, stream_range
 from tiercel.runtime.host import Host
@@ -93,7 +94,9 @@ class Averages:
             while subscriber.offset < last:
                 outputs = [o for entry in subscriber.poll(WAIT_S_MAX) for o in entry.outputs]
                 found += [
-                    dict(zip(self.results.names, self.results.unpack(o.row[2]), strict=True)) for o in outputs
+                    dict(zip(self.results.names, self.results.unpack(payload), strict=True))
+                    for output in outputs
+                    for payload in split(output.row[2])
                 ]
         return found
 

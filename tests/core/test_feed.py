@@ -31,7 +31,7 @@ def offer(feed: Feed, *entries: Entry) -> list[int]:
     """Offer these while it is live; returns what it is sent."""
     for e in entries:
         if feed.phase is Phase.LIVE:
-            feed.offer(e, e.parts)
+            feed.offer(e, e.parts, sum(map(len, e.parts.values())))
     return flushed(feed)
 
 
@@ -186,7 +186,7 @@ def test_a_reader_that_fell_behind_finds_in_the_tail_what_it_missed() -> None:
     tail, feed = Tail(10), live(rows_max=2)
     for offset in range(1, 6):
         if feed.phase is Phase.LIVE:
-            feed.offer(entry(offset), entry(offset).parts)
+            feed.offer(entry(offset), entry(offset).parts, 1)
         tail.keep(entry(offset), 1, [feed])
     assert flushed(feed) == [1, 2]
     assert feed.cursor == 2

@@ -66,12 +66,13 @@ def test_a_long_send_becomes_several_frames_and_many_short_ones_few(tmp_path: Pa
         Subscriber(place, OUTPUT, after=0) as subscriber,
     ):
         assert producer.send([]) == 0
-        assert producer.send(rows(0, 9_000)) == 3
-        for n in range(9_000, 11_000):
+        long = 2 * client.FRAME_ROWS_MAX + 1_000
+        assert producer.send(rows(0, long)) == 3
+        for n in range(long, long + 2_000):
             producer.send(rows(n, 1))
         producer.flush()
         assert producer.submitted < 3 + 2_000
-        assert_once_and_in_order(payloads(collect(subscriber, 11_000)), 11_000)
+        assert_once_and_in_order(payloads(collect(subscriber, long + 2_000)), long + 2_000)
 
 
 def test_nothing_is_lost_or_doubled_when_the_router_is_started_again_elsewhere(tmp_path: Path) -> None:
@@ -128,7 +129,10 @@ def test_a_producer_started_again_knows_what_it_had_sent(tmp_path: Path) -> None
             assert_once_and_in_order(payloads(collect(subscriber, 50)), 50)
 
 
-def test_send_waits_while_the_router_does_not_acknowledge(tmp_path: Path) -> None:
+def test_send_waits_while_the_router_does_not_acknowledge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "FRAME_ROWS_MAX", 4_000)
     place = make_place(tmp_path, backlog_rows_max=100)  # and nobody processes them
     with running(router_host(place)):
         producer = Producer(place, INPUT, name="p")
@@ -259,7 +263,10 @@ def test_the_same_with_asyncio(tmp_path: Path) -> None:
         asyncio.run(scenario())
 
 
-def test_an_asyncio_send_waits_without_stopping_the_loop(tmp_path: Path) -> None:
+def test_an_asyncio_send_waits_without_stopping_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "FRAME_ROWS_MAX", 4_000)
     place = make_place(tmp_path, backlog_rows_max=100)
 
     async def scenario() -> None:

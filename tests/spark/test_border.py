@@ -19,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tiercel.core.engine import Engine
 from tiercel.core.keyspace import KeySpace
 from tiercel.core.records import INITIAL, KeyImage, Output
+from tiercel.core.runs import split
 from tiercel.core.topology import Operator
 from tiercel.errors import UserError
 from tiercel.spark.border import Border, InputPlan, OperatorPlan, Step
@@ -94,7 +95,7 @@ class Play:
         state = self.space.state(packed[0][0])
         self.engine.call(state, packed[0][0], packed, time_ms, watermark_ms, self.offset, out)
         self.space.touched(packed[0][0], state, self.engine.handle.new_timers)
-        return [self.output.unpack(o.row[2]) for o in out]
+        return [self.output.unpack(payload) for o in out for payload in split(o.row[2])]
 
     def restore(self) -> None:
         """All state leaves and comes back, over the wire."""

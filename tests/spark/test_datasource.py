@@ -20,6 +20,7 @@ from tiercel.bench.averages import INPUT, OUTPUT, SITE
 from tiercel.runtime.client import Producer
 from tiercel.runtime.feeds import Feed, Plan, Stage, read_frames
 from tiercel.spark.datasource import register
+from tiercel.spark.ends import RowProducer, RowSubscriber
 from tiercel.spark.feed import FeedWriter, Staged, Target
 
 SENSORS = 5
@@ -89,6 +90,27 @@ def test_a_streams_history_is_a_dataframe(spark: SparkSession, deployment: Avera
     ).collect()
     assert 0 < len(some_entries) < 100
     assert set(some_entries) < set(everything)
+
+
+def test_rows_that_travelled_together_are_read_one_by_one_with_the_same_identity_everywhere(
+    spark: SparkSession, deployment: Averages
+) -> None:
+    with RowProducer(deployment.place, INPUT, name="many at once") as producer:
+        producer.send_many(some(0, 200))
+        producer.flush()
+    deployment.wait_for(200)
+    everything = history(spark, deployment, identity="true").collect()
+    assert_each_once(everything, 200)
+    names = {row._tiercel_id: row.n for row in everything}
+    assert len(names) == 200
+    assert {name.rpartition("/")[2] for name in names} == {f"{n}.{k}" for n in (0, 1) for k in range(15)} | {
+        f"2.{k}" for k in range(10)
+    }
+    found: dict[str, int] = {}
+    with RowSubscriber(deployment.place, OUTPUT, after=0) as subscriber:
+        while len(found) < 200:
+            found |= {received.id: received.row.n for received in subscriber.poll()}
+    assert found == names
 
 
 def test_a_query_goes_on_from_its_checkpoint_across_a_restart_of_the_router(

@@ -20,6 +20,7 @@ from tiercel.core.inbox import AWAY, Inbox
 from tiercel.core.instance import Instance
 from tiercel.core.records import Control, Entry, Key, Row, Watermark
 from tiercel.core.router import ORDINARY, Router
+from tiercel.core.runs import count_rows
 from tiercel.core.step import Step
 from tiercel.core.topology import operator_of
 from tiercel.spark.hosting import Build, build_host
@@ -44,23 +45,23 @@ class BareInbox(Inbox):
             self.watermark_ms = control.value_ms
         step.put(("inbox", self.name, self.offset), entry)
         step.put(("head", self.name), (self.offset, self.time_ms, self.watermark_ms))
-        count = 0
-        for rows in parts.values():
-            count += len(rows)
+        counts = {name: count_rows(rows) for name, rows in parts.items()}
+        count = sum(counts.values())
         if control is None:
             for name, rows in parts.items():
                 feed = self.feeds.get(name)
                 if feed is not None:
-                    feed.appended(self.offset, len(rows))
+                    feed.appended(self.offset, counts[name])
                     if feed.phase is LIVE:
-                        feed.offer(entry, {name: rows} if len(parts) > 1 else parts)
+                        feed.offer(entry, {name: rows} if len(parts) > 1 else parts, counts[name])
         else:
             for feed in self.feeds.values():
                 share = {n: r for n, r in parts.items() if n == feed.instance}
+                rows_of_it = sum(counts[name] for name in share)
                 if share:
-                    feed.appended(self.offset, sum(map(len, share.values())))
+                    feed.appended(self.offset, rows_of_it)
                 if feed.phase is LIVE:
-                    feed.offer(entry, share)
+                    feed.offer(entry, share, rows_of_it)
         self.tail.keep(entry, count, self.feeds.values())
         self.count_backlog(count)
         return entry
@@ -91,7 +92,7 @@ class BareRouter(Router):
                 outputs = [o for o in outputs if o.offset > mark]
             inbox.emitted[message.instance] = message.through
             step.put(("emitted", inbox.name, message.instance), message.through)
-            self.emit(step, inbox.name, outputs)
+            self.emit(step, inbox.name, outputs, message.rows if outputs is message.outputs else None)
             if message.dead_letters:
                 self.emit_dead(step, inbox.name, [o for o in message.dead_letters if o.offset > mark])
         feed.flush_no = message.flush
@@ -151,7 +152,8 @@ class BareInstance(Instance):
         timers = self.engine.has_timers and not self.engine.event_time and self.space.has_timers
         self.flushes += 1
         outputs, self._out = self._out, []
-        self.outputs += len(outputs)
+        rows = count_rows([output.row for output in outputs])
+        self.outputs += rows
         step.send(
             self.router,
             m.Outputs(
@@ -164,6 +166,7 @@ class BareInstance(Instance):
                 dead,
                 self.watermark_ms,
                 timers,
+                rows,
             ),
         )
 

@@ -94,6 +94,9 @@ class Border:
     def output_row(self, key: Key, output: Any) -> Row:
         return (key, 0, output)
 
+    def output_rows(self, key: Key, outputs: Iterator[Any]) -> Iterator[Row]:
+        return ((key, 0, output) for output in outputs)
+
     def timer_values(self, time_ms: int, watermark_ms: int) -> Any:
         return (time_ms, watermark_ms)
 

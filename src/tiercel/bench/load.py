@@ -23,6 +23,7 @@ from tiercel.core import messages as m
 from tiercel.core.effects import Effect, Send
 from tiercel.core.events import Connected, Event, Received, TimerFired
 from tiercel.core.records import Key, Row
+from tiercel.core.runs import count_rows, split
 from tiercel.spark.border import encode_key
 
 _encode = msgspec.msgpack.Encoder().encode  # what Columns makes of these rows; a test compares
@@ -191,8 +192,8 @@ class Load:
         now, seen, faults, decode = monotonic_ns(), self.seen, self.faults, _decode
         record = self.record
         for entry in message.entries:
-            for output in entry.outputs:
-                sensor, n, count, average, due_ns = decode(output.row[2])
+            for payload in [one for output in entry.outputs for one in split(output.row[2])]:
+                sensor, n, count, average, due_ns = decode(payload)
                 if n != seen[sensor] + 1:
                     if n > seen[sensor]:
                         faults.lost += n - seen[sensor] - 1
@@ -206,4 +207,4 @@ class Load:
                     record.n.append(n)
                     record.due_ns.append(due_ns)
                     record.emitted_ns.append(now)
-            self.received += len(entry.outputs)
+            self.received += count_rows([output.row for output in entry.outputs])

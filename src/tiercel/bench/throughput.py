@@ -44,7 +44,7 @@ SPARK_ROWS = (20_000, 100_000, 500_000)
 BATCH = 1_000  # tuples in one call of send_many
 WARM_S = 3.0
 DRAIN_S_MAX = 60.0
-BACKLOG_ROWS_MAX = 40_000  # beyond it the producer waits: a rate that only fills a queue is none
+BACKLOG_ROWS_MAX = 100_000  # beyond it the producer waits: a rate that only fills a queue is none
 
 
 @dataclass(frozen=True)

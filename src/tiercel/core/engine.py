@@ -6,7 +6,7 @@ Not responsible for: which keys are here, and when (instance.py, destination.py)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from tiercel.core.faults import OperatorFailed
 from tiercel.core.keyed import Codec, Handle, KeyState
 from tiercel.core.records import INITIAL, Key, Output, Row
+from tiercel.core.runs import singles
 from tiercel.core.topology import Operator
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -24,7 +25,7 @@ class Fold(NamedTuple):
 
     `advance(kept, row)` gives what to keep and what to emit: a row, several in a list, or None. What is kept
     is None before a key's first row, and again after a step that forgets the key. It changes nothing itself,
-    so a row that raises leaves no trace.
+    so a row that raises leaves no trace. A run is as many steps.
     """
 
     variable: str  # under which name the value is kept
@@ -42,6 +43,7 @@ class Code(Protocol):
     def timer_key(self, user_key: Any) -> Any: ...
     def user_rows(self, rows: list[Row]) -> Iterator[Any]: ...
     def output_row(self, key: Key, output: Any) -> Row: ...
+    def output_rows(self, key: Key, outputs: Iterator[Any]) -> Iterable[Row]: ...  # of one call, in runs
     def timer_values(self, time_ms: int, watermark_ms: int) -> Any: ...
     def expired_timer(self, expiry_ms: int) -> Any: ...
 
@@ -60,7 +62,7 @@ class Engine:
         code.processor.init(self.handle)
         self.handle.opening = False
         self._handle_rows = code.processor.handleInputRows
-        self._user_rows, self._output_row = code.user_rows, code.output_row
+        self._user_rows, self._output_rows = code.user_rows, code.output_rows
         self.folds = code.fold is not None
         self._variable, self._advance = code.fold or Fold("", _no_fold)
         self._attributes = vars(code.processor)
@@ -100,25 +102,27 @@ class Engine:
             rows = rows[first:]
             if not rows:
                 return
-        handle, output_row = self.handle, self._output_row
+        handle = self.handle
         times = self._bind(state, time_ms, watermark_ms)
         before = n = len(out)
         self._reset()
         try:
             epoch, add = state.epoch, out.append
-            for output in self._handle_rows(state.user_key, self._user_rows(rows), times):
-                add(Output(offset, key, epoch, n - before, output_row(key, output)))
+            made = self._handle_rows(state.user_key, self._user_rows(rows), times)
+            for row in self._output_rows(key, made):
+                add(Output(offset, key, epoch, n - before, row))
                 n += 1
             handle.undo.clear()
         except Exception as error:
             if self.mutant != "call-not-atomic":
                 del out[before:]
                 handle.roll_back()
-            if len(rows) > 1:
-                for row in rows:
+            alone = [single for row in rows for single in singles(row)]
+            if len(alone) > 1:
+                for row in alone:
                     self.call_alone(state, key, row, times, offset, out, before)
             else:
-                self.call_alone(state, key, rows[0], times, offset, out, before, error)
+                self.call_alone(state, key, alone[0], times, offset, out, before, error)
         if state.timers:
             self.fire(
                 state,
@@ -153,7 +157,7 @@ class Engine:
             try:
                 kept, made = advance(values.get(variable), row)
             except Exception as error:
-                kept, made = self._advance_again(state, row, offset, error)
+                kept, made = self._advance_alone(state, row, offset, error)
             if kept is not None:
                 values[variable] = kept
             else:
@@ -172,9 +176,26 @@ class Engine:
                 made_of[key] = n + 1
         return made_of, emptied
 
-    def _advance_again(self, state: KeyState, row: Row, offset: int, error: Exception) -> tuple[Any, Any]:
-        """A step that raised, as often as it may be tried; then the row is refused, and the state stays."""
+    def _advance_alone(self, state: KeyState, row: Row, offset: int, error: Exception) -> tuple[Any, Any]:
+        """A row that raised, again; of a run each by itself: only those at fault are refused."""
         kept = state.values.get(self._variable)
+        alone = singles(row)
+        if len(alone) == 1:
+            return self._advance_again(state, kept, row, offset, error)
+        every: list[Row] = []
+        for single in alone:
+            try:
+                kept, made = self._advance(kept, single)
+            except Exception as raised:
+                kept, made = self._advance_again(state, kept, single, offset, raised)
+            if made is not None:
+                every += made if type(made) is list else [made]  # type: ignore[list-item]
+        return kept, every
+
+    def _advance_again(
+        self, state: KeyState, kept: Any, row: Row, offset: int, error: Exception
+    ) -> tuple[Any, Any]:
+        """A step that raised, as often as it may be tried; then the row is refused, and the state stays."""
         for _ in range(self.attempts - 1):
             try:
                 return self._advance(kept, row)

@@ -21,6 +21,7 @@ from tiercel.core.faults import within
 from tiercel.core.messages import Dispatch
 from tiercel.core.records import OWN, Entry, Inheritance, Position, Row
 from tiercel.core.routing import slot_of
+from tiercel.core.runs import count_rows
 from tiercel.core.step import Step
 
 
@@ -98,13 +99,13 @@ class Feed:
             and self._inflight_rows < self.rows_max
         )
 
-    def offer(self, entry: Entry, parts: dict[str, list[Row]]) -> None:
-        """A live reader's share of an entry that was just appended."""
+    def offer(self, entry: Entry, parts: dict[str, list[Row]], count: int) -> None:
+        """A live reader's share of an entry that was just appended, and how many rows that is."""
         if self._inflight_rows >= self.rows_max or (self.limit is not None and entry.offset > self.limit):
             self.phase = Phase.CATCHING_UP
             self.cursor = entry.offset - 1
             return
-        self._push(entry, parts)
+        self._push(entry, parts, count)
 
     def share_of(self, entry: Entry) -> dict[str, list[Row]]:
         """The parts of a logged entry that this reader still needs."""
@@ -144,14 +145,11 @@ class Feed:
             self.cursor = entry.offset
             parts = self.share_of(entry)
             if parts or entry.control is not None:  # moves behind our own position need controls again
-                self._push(entry, parts)
+                self._push(entry, parts, sum(map(count_rows, parts.values())))
         if self.cursor >= end:
             self.phase = Phase.LIVE
 
-    def _push(self, entry: Entry, parts: dict[str, list[Row]]) -> None:
-        count = 0
-        for rows in parts.values():
-            count += len(rows)
+    def _push(self, entry: Entry, parts: dict[str, list[Row]], count: int) -> None:
         self.pending.append(
             entry if parts is entry.parts else Entry(entry.offset, entry.time_ms, parts, entry.control)
         )

@@ -34,6 +34,7 @@ from tiercel.core.records import (
     Watermark,
 )
 from tiercel.core.routing import RoutingTable, slot_of
+from tiercel.core.runs import count_rows
 from tiercel.core.settings import Settings
 from tiercel.core.step import Step
 
@@ -191,23 +192,23 @@ class Inbox(Readers):
             self.watermark_ms = control.value_ms
         step.put(("inbox", self.name, self.offset), entry)
         step.put(("head", self.name), (self.offset, self.time_ms, self.watermark_ms))
-        count = 0
-        for rows in parts.values():
-            count += len(rows)
+        counts = {name: count_rows(rows) for name, rows in parts.items()}
+        count = sum(counts.values())
         if control is None and not self.groups:
             for name, rows in parts.items():
                 feed = self.feeds.get(name)
                 if feed is not None:
-                    feed.appended(self.offset, len(rows))
+                    feed.appended(self.offset, counts[name])
                     if feed.phase is LIVE:
-                        feed.offer(entry, {name: rows} if len(parts) > 1 else parts)
+                        feed.offer(entry, {name: rows} if len(parts) > 1 else parts, counts[name])
         else:
             for feed in self.feeds.values():
                 share = {n: r for n, r in parts.items() if n == feed.instance or n.endswith(feed.suffix)}
+                rows_of_it = sum(counts[name] for name in share)
                 if share:
-                    feed.appended(self.offset, sum(map(len, share.values())))
+                    feed.appended(self.offset, rows_of_it)
                 if feed.phase is LIVE and (share or control is not None):
-                    feed.offer(entry, share)
+                    feed.offer(entry, share, rows_of_it)
         self.tail.keep(entry, count, self.feeds.values())
         self.count_backlog(count)
         if self.shadow_hook is not None:

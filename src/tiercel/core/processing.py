@@ -33,6 +33,7 @@ from tiercel.core.records import (
     Watermark,
 )
 from tiercel.core.routing import RoutingTable
+from tiercel.core.runs import count_rows
 from tiercel.core.settings import Settings
 from tiercel.core.source import Phase as SourcePhase
 from tiercel.core.source import SourceMove
@@ -120,7 +121,7 @@ class Processing:
                 leaving.capture_all(step)
 
     def _call_all(self, rows: list[Row], entry: Entry) -> None:
-        self.rows += len(rows)
+        self.rows += count_rows(rows)
         if self.engine.folds:
             self._fold_all(rows, entry.offset)
             return
@@ -282,7 +283,8 @@ class Processing:
         timers = self.engine.has_timers and not self.engine.event_time and self._any_timers()
         self.flushes += 1
         outputs, self._out = self._out, []
-        self.outputs += len(outputs)
+        rows = count_rows([output.row for output in outputs])
+        self.outputs += rows
         step.send(
             self.router,
             m.Outputs(
@@ -295,6 +297,7 @@ class Processing:
                 dead,
                 self.watermark_ms,
                 timers,
+                rows,
             ),
         )
 

@@ -13,6 +13,7 @@ from tiercel.core.event_time import EventTime
 from tiercel.core.inbox import Held, Inbox
 from tiercel.core.lanes import FrameId, Inbound, Lane
 from tiercel.core.records import INITIAL, Output, Row, TableUpdate
+from tiercel.core.runs import count_rows
 from tiercel.core.step import Step
 from tiercel.core.watermarks import FOREVER
 
@@ -72,7 +73,7 @@ class Traffic(EventTime):
 
         An operator of several inputs is told with each row which one it came by.
         """
-        self.rows += len(rows)
+        self.rows += count_rows(rows)
         for name in self.consumers(stream):
             inbox, operator = self.inboxes[name], self.topology.operators[name]
             mine = [(r[0], INITIAL, r[2]) for r in rows] if initial else rows
@@ -145,7 +146,7 @@ class Traffic(EventTime):
                 outputs = [o for o in outputs if o.offset > mark and not self.refused(message.instance, o)]
             inbox.emitted[message.instance] = message.through
             step.put(("emitted", inbox.name, message.instance), message.through)
-            self.emit(step, inbox.name, outputs)
+            self.emit(step, inbox.name, outputs, message.rows if outputs is message.outputs else None)
             if message.dead_letters:
                 dead = [
                     o
@@ -187,10 +188,10 @@ class Traffic(EventTime):
         self.emit(step, inbox.name, [o for o in every if id(o) not in dead])
         self.emit_dead(step, inbox.name, [o for o in every if id(o) in dead])
 
-    def emit(self, step: Step, operator: str, outputs: Sequence[Output]) -> None:
-        """Admitted outputs: to the next operators' inboxes and the output log, all in this write."""
+    def emit(self, step: Step, operator: str, outputs: Sequence[Output], rows: int | None = None) -> None:
+        """Admitted outputs, of so many rows: to the next operators' inboxes and the log, in one write."""
         if outputs:
-            self.outputs += len(outputs)
+            self.outputs += count_rows([o.row for o in outputs]) if rows is None else rows
             stream = self.topology.operators[operator].output
             if self.consumers(stream):
                 self.take_in(step, stream, [o.row for o in outputs])

@@ -22,12 +22,13 @@ from tiercel.core import messages as m
 from tiercel.core.effects import Effect, Send
 from tiercel.core.events import Connected, Event, Received
 from tiercel.core.records import Row, StreamEntry
+from tiercel.core.runs import join
 from tiercel.errors import UserError
 from tiercel.runtime.arguments import check_name, checked_rows, home_of, pieces, site_for
 from tiercel.runtime.background import POKED, Client
 from tiercel.runtime.place import Place
 
-FRAME_ROWS_MAX = 4_000  # rows that gather become one entry: the more of a key, the fewer calls of user code
+FRAME_ROWS_MAX = 16_000  # rows that gather become one entry: the more of a key, the less each of them costs
 FRAME_BYTES = 1_000_000  # about; rows that gather stay far below the limit of a frame (wire.py)
 UNDER_WAY_MAX = 8  # frames on their way; rows that come meanwhile gather in the next ones
 KEPT_FRAMES_MAX = 16  # frames not acknowledged, gathered ones included; `send` waits beyond it
@@ -64,9 +65,12 @@ class Producer(Client):
     which frames of it the deployment has.
     """
 
-    def __init__(self, place: Place, stream: str, *, name: str, site: str = "") -> None:
+    def __init__(self, place: Place, stream: str, *, name: str, site: str = "", joins: bool = False) -> None:
+        """`joins`: payloads are MessagePack arrays, and those of a key may travel as one (core/runs.py)."""
         manifest = place.manifest()
         site = site_for(manifest, stream, site)
+        facts = manifest.streams[stream]
+        self._joins = joins and not facts.event_time  # the log looks at the time of each row
         check_name(manifest, name)
         self._stream = stream
         self._machine = core.Producer(name, site, uuid.uuid4().hex)
@@ -231,7 +235,8 @@ class Producer(Client):
         effects: list[Effect] = []
         while self._gathered and machine.submitted - machine.acknowledged < UNDER_WAY_MAX:
             frame = self._gathered.popleft()
-            effects += machine.submit(self._stream, frame.rows, frame.watermark_ms, initial=frame.initial)
+            rows = join(frame.rows) if self._joins and not frame.initial else frame.rows
+            effects += machine.submit(self._stream, rows, frame.watermark_ms, initial=frame.initial)
         return effects
 
 

@@ -167,7 +167,7 @@ class Feed:
         plan = self.plan(batch)
         if plan is None or not plan.done:
             with Producer(
-                self.place, stream, name=f"feed|{self.name}", site=plan.site if plan else site
+                self.place, stream, name=f"feed|{self.name}", site=plan.site if plan else site, joins=True
             ) as producer:
                 if plan is None:
                     ordered = sorted(files, key=lambda file: file.partition)

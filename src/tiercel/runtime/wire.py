@@ -52,6 +52,7 @@ class _Outputs(m.Message, frozen=True, tag="Outputs"):
     dead_letters: list[Output]
     watermark_ms: int
     timers: bool
+    rows: int = 0
 
 
 _INSTEAD: dict[type[m.Message], type[m.Message]] = {m.Said: _Said, m.Outputs: _Outputs}
@@ -122,6 +123,7 @@ def _outputs(message: _Outputs) -> m.Outputs:
         message.dead_letters,
         message.watermark_ms,
         message.timers,
+        message.rows,
     )
 
 

@@ -4,18 +4,19 @@ Responsible for: keys, rows, outputs, state values and times in the form PySpark
 Not responsible for: state and timers (core/keyed.py has PySpark's interface), when calls happen.
 
 A payload is the MessagePack of a row's columns in internal form (schema.py), made once where the row
-arises and read once where it is processed: whoever is in between passes bytes on. A key is the MessagePack
-of its columns. Of an operator with several inputs each payload comes with the number of its input. What
-does not fit raises inside the call, so it goes the way of an error of user code.
+arises and read once where it is processed: whoever is in between passes bytes on. Rows of one key may come
+as one payload, and what a call emits leaves as one (core/runs.py). A key is the MessagePack of its columns.
+Of an operator with several inputs each payload comes with the number of its input. What does not fit raises
+inside the call, so it goes the way of an error of user code.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -32,12 +33,13 @@ from pyspark.sql.types import StructType
 from tiercel.core.keyed import Codec
 from tiercel.core.records import Key
 from tiercel.core.records import Row as CoreRow
+from tiercel.core.runs import RUN
 from tiercel.spark.conversion import View
 from tiercel.spark.folds import core_fold
 from tiercel.spark.pandas_rows import PandasForm, in_pandas
 from tiercel.spark.processors import state_codec
 from tiercel.spark.rows import BadRow, row_maker
-from tiercel.spark.schema import Columns, encode_payload
+from tiercel.spark.schema import Columns, decode_payloads, decode_rows, encode_payload, encode_rows
 from tiercel.spark.stateful import kept_under_other_names, with_stored_state
 from tiercel.spark.steps import InputPlan, Step, plain_row, reader
 from tiercel.spark.upgrading import StatePlan
@@ -78,7 +80,11 @@ class Border:
         self._keys = Columns(keys.schema, keys.key, view=View.INPUT)
         self._key_row = row_maker(self._keys.key)
         self._output_names = plan.output.names
-        self._check, self._encoded = plan.output.payload, plan.output.encoded
+        self._check, self._checked, self._encoded = (
+            plan.output.payload,
+            plan.output.checked,
+            plan.output.encoded,
+        )
         self._unkeyed = not plan.output.key and not plan.output.event_time
         self._key_of = plan.output.key_of_payload if plan.output.key else None
         self._time_of = plan.output.time_of_payload if plan.output.event_time else None
@@ -97,27 +103,22 @@ class Border:
     def user_rows(self, rows: list[CoreRow]) -> Iterator[Row]:
         if self._several:
             return self._tagged_rows(rows)
-        if len(rows) == 1 and self._row is not None:  # three iterators cost more than what they do
-            return iter((self._row(_decode(rows[0][2])),))
-        return self._read(map(_decode, map(_payload, rows)))
+        if len(rows) == 1:
+            payload = rows[0][2]
+            if self._row is None or payload[0] == RUN:
+                return self._read(iter(decode_rows(payload)))
+            return iter((self._row(_decode(payload)),))  # three iterators cost more than what they do
+        return self._read(iter(decode_payloads(map(_payload, rows))))
 
     def _tagged_rows(self, rows: list[CoreRow]) -> Iterator[Row]:
         for row in rows:
             n, payload = row[2]
-            yield from self._readers[n](iter((_decode(payload),)))
+            yield from self._readers[n](iter(decode_rows(payload)))
 
     # -- out ---------------------------------------------------------------------------------
 
     def output_row(self, key: Key, output: Any) -> CoreRow:
-        """Columns by name, as Spark takes them: a missing one is null, one too many is left out."""
-        try:
-            fields = output.__fields__
-        except AttributeError:
-            what = f"output {output!r:.80} ({type(output).__name__})"
-            raise BadRow(what, expected=f"a Row with the columns: {', '.join(self._output_names)}") from None
-        if fields != self._output_names:
-            values = dict(zip(fields, output, strict=False))
-            output = tuple([values.get(name) for name in self._output_names])
+        output = self._arranged(output)
         if self._unkeyed:
             return (key, 0, self._encoded(output))
         internal = self._check(tuple(output))
@@ -126,6 +127,26 @@ class Border:
             0 if self._time_of is None else self._time_of(internal),
             encode_payload(internal),
         )
+
+    def output_rows(self, key: Key, outputs: Iterator[Any]) -> Iterable[CoreRow]:
+        """What one call gave: in runs, where all of it has the same key and no time of its own."""
+        if not self._unkeyed:
+            return map(self.output_row, repeat(key), outputs)
+        arranged, checked = self._arranged, self._checked
+        made = [checked(arranged(output)) for output in outputs]
+        return [(key, 0, payload) for payload in encode_rows(made)]
+
+    def _arranged(self, output: Any) -> Any:
+        """Columns by name, as Spark takes them: a missing one is null, one too many is left out."""
+        try:
+            fields = output.__fields__
+        except AttributeError:
+            what = f"output {output!r:.80} ({type(output).__name__})"
+            raise BadRow(what, expected=f"a Row with the columns: {', '.join(self._output_names)}") from None
+        if fields == self._output_names:
+            return output
+        values = dict(zip(fields, output, strict=False))
+        return tuple([values.get(name) for name in self._output_names])
 
     # -- time --------------------------------------------------------------------------------
 

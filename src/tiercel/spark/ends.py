@@ -16,11 +16,13 @@ import msgspec
 from pyspark.sql import Row
 
 from tiercel.core.records import Output, StreamEntry
+from tiercel.core.runs import count_rows
 from tiercel.errors import UserError
 from tiercel.runtime.client import Producer, Subscriber
 from tiercel.runtime.place import Place, StreamFacts
 from tiercel.spark.border import row_maker
 from tiercel.spark.schema import Columns, CoreRow, decode_payloads
+from tiercel.spark.stream_reader import identities
 
 
 def stream_facts(place: Place, stream: str) -> StreamFacts:
@@ -29,11 +31,6 @@ def stream_facts(place: Place, stream: str) -> StreamFacts:
     if stream not in known:
         raise UserError(f"unknown stream {stream!r}", expected=f"one of: {', '.join(sorted(known))}")
     return known[stream]
-
-
-def identity(operator: str, output: Output) -> str:
-    """The same for the same output, whatever was moved, killed or read again in between."""
-    return f"{operator}/{output.key.hex()}/{output.epoch}/{output.offset}/{output.n}"
 
 
 class RowProducer:
@@ -45,7 +42,7 @@ class RowProducer:
         if facts.written_by:
             raise UserError(f"stream {stream!r} is written by operator {facts.written_by!r}")
         self.columns = Columns.of(facts)
-        self.client = Producer(place, stream, name=name, site=site)
+        self.client = Producer(place, stream, name=name, site=site, joins=True)
 
     def send(self, *rows: Any) -> None:
         """Hand rows over (dicts, Rows or tuples); blocks only while too much is under way."""
@@ -103,11 +100,12 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     offset: int
     output: Output
     operator: str
+    place: int = 0  # of the row among those of its output, if that is a run
 
     @property
     def id(self) -> str:
         """Its identity, as the data source's column `_tiercel_id` has it."""
-        return identity(self.operator, self.output)
+        return identities(self.operator, self.output)[self.place]
 
 
 class RowSubscriber:
@@ -136,13 +134,14 @@ class RowSubscriber:
         return rows
 
     def _values(self, entry: StreamEntry) -> list[Sequence[Any]]:
-        payloads = decode_payloads(entry.outputs)
-        return payloads if self.columns.plain else list(map(self.columns.values, payloads))
+        rows = decode_payloads([output.row[2] for output in entry.outputs])
+        return rows if self.columns.plain else list(map(self.columns.values, rows))
 
     def _rows(self, entry: StreamEntry) -> list[Received]:
         rows, operator, offset = map(self._make, self._values(entry)), self._operator, entry.offset
+        places = ((output, n) for output in entry.outputs for n in range(count_rows([output.row])))
         return [
-            Received(row, offset, output, operator) for row, output in zip(rows, entry.outputs, strict=True)
+            Received(row, offset, output, operator, n) for row, (output, n) in zip(rows, places, strict=True)
         ]
 
     def __iter__(self) -> Iterator[Received]:

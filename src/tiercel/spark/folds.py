@@ -19,11 +19,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from tiercel.core.engine import Fold as CoreFold
 from tiercel.core.records import INITIAL
 from tiercel.core.records import Row as CoreRow
+from tiercel.core.runs import RUN
 from tiercel.errors import UserError
 from tiercel.spark.conversion import View
 from tiercel.spark.processors import state_columns
 from tiercel.spark.rows import BadRow, in_order, light_row_type, row_maker
-from tiercel.spark.schema import Columns, Schema, compiled, decode_payload, encode_payload
+from tiercel.spark.schema import Columns, Schema, compiled, decode_payload, encode_payload, encode_rows
 from tiercel.spark.stateful import decode_image
 from tiercel.spark.steps import InputPlan
 
@@ -124,15 +125,15 @@ def _with_stored_state(advance: Callable[[Any, CoreRow], Any]) -> Callable[[Any,
 
 
 def _short(fold: Fold, given: InputPlan, output: Columns) -> Callable[[Any, CoreRow], Any]:
-    """One function from a row to state and output; a value that is as it should be costs a comparison."""
+    """One function from a row, or a run, to state and output; a value as it should be costs a comparison."""
     state = state_columns(VARIABLE, fold.state_schema)
     states, state_fits = state.test_of("s")
     outputs, output_fits = output.test_of("o")
     shown = "kept" if state.plain else "show(kept)"
     key = "key_of(made)" if output.key else "row[0]"
     time = "time_of(made)" if output.event_time else "0"
-    lines = [
-        f"result = step(initial if kept is None else {shown}, read(row[2]))",
+    stepping = [
+        f"result = step(initial if kept is None else {shown}, given)",
         "try: new, made = result",
         "except (TypeError, ValueError): no_pair(result)",
         "if new is not None:",
@@ -140,12 +141,29 @@ def _short(fold: Fold, given: InputPlan, output: Columns) -> Callable[[Any, Core
         f"    {states} = new",
         f"    if not ({state_fits}): new = keep(new)",
         "  else: new = keep(new)",
+    ]
+    lines = [
+        "payload = row[2]",
+        f"if payload[0] == {RUN}: return run(kept, row[0], payload)",
+        "given = read(payload)",
+        *stepping,
         "if made is None: return new, None",
         f"if type(made) is tuple and len(made) == {len(output.names)}:",
         f"  {outputs} = made",
         f"  if {output_fits}: return new, ({key}, {time}, encode(made))",
-        "elif type(made) is list: return new, [fit(row[0], one) for one in made]",
-        "return new, fit(row[0], made)",
+        "return new, together(row[0], [fit(one) for one in several(made)])",
+    ]
+    in_run = [
+        "every = []",
+        "for given in read_run(payload[1:]):",
+        *["  " + line for line in (*stepping, "kept = new")],
+        "  if made is None: continue",
+        f"  if type(made) is tuple and len(made) == {len(output.names)}:",
+        f"    {outputs} = made",
+        f"    if {output_fits}: every.append(made); continue",
+        "  for one in several(made): every.append(fit(one))",
+        "if not every: return kept, None",
+        "return kept, together(key, every)",
     ]
     scope: dict[str, Any] = {
         "step": fold.step,
@@ -158,8 +176,15 @@ def _short(fold: Fold, given: InputPlan, output: Columns) -> Callable[[Any, Core
         "key_of": output.key_of_payload,
         "time_of": output.time_of_payload,
         "encode": msgspec.msgpack.Encoder().encode,  # what encode_payload does, without a call in between
+        "read_run": _run_reader(given),
+        "several": several,
+        "together": _together(output),
     }
-    exec(compiled("\n".join(["def advance(kept, row):", *["  " + line for line in lines]])), scope)
+    functions = {"advance(kept, row)": lines, "run(kept, key, payload)": in_run}
+    source = [
+        line for head, body in functions.items() for line in (f"def {head}:", *["  " + b for b in body])
+    ]
+    exec(compiled("\n".join(source)), scope)
     return scope["advance"]  # type: ignore[no-any-return]
 
 
@@ -168,38 +193,61 @@ def _long(
 ) -> Callable[[Any, CoreRow], Any]:
     """The same with stateless steps in front, or several inputs: a row may become none, or many."""
     state = state_columns(VARIABLE, fold.state_schema)
-    step, initial, show, keep, fit = fold.step, fold.initial, state.values, state.payload, _fitter(output)
+    step, initial, show, keep = fold.step, fold.initial, state.values, state.payload
+    fit, together = _fitter(output), _together(output)
 
     def advance(kept: Any, row: CoreRow) -> tuple[Any, list[CoreRow]]:
-        outputs: list[CoreRow] = []
+        every: list[Any] = []
         for one in user_rows([row]):
             new, made = pair(step(initial if kept is None else show(kept), one))
             kept = None if new is None else keep(new)
-            outputs += [fit(row[0], each) for each in several(made)]
-        return kept, outputs
+            every += [fit(each) for each in several(made)]
+        return kept, together(row[0], every)
 
     return advance
 
 
-def _fitter(output: Columns) -> Callable[[bytes, Any], CoreRow]:
-    """From an output of a step to the core's row."""
-
-    def fit(key: bytes, made: Any) -> CoreRow:
-        internal = output.payload(tuple(output.in_order(made)))
-        return (
-            output.key_of_payload(internal) if output.key else key,
-            output.time_of_payload(internal) if output.event_time else 0,
-            encode_payload(internal),
-        )
-
-    return fit
+def _fitter(output: Columns) -> Callable[[Any], tuple[Any, ...]]:
+    """From an output of a step to its internal form."""
+    return lambda made: output.payload(tuple(output.in_order(made)))
 
 
 def _reader(given: InputPlan) -> Callable[[Any], Any]:
     """From a payload to the row that a step gets."""
-    columns = Columns(given.columns.schema, view=View.INPUT)
-    kind = light_row_type(columns.names)
+    columns, kind = _light_rows(given)
     if columns.plain:
         return msgspec.msgpack.Decoder(kind).decode
     values = columns.values
     return lambda payload: kind(*values(decode_payload(payload)))
+
+
+def _run_reader(given: InputPlan) -> Callable[[Any], Iterable[Any]]:
+    """From the rows of a run to those that a step gets."""
+    columns, kind = _light_rows(given)
+    if columns.plain:
+        return msgspec.msgpack.Decoder(list[kind]).decode  # type: ignore[valid-type]
+    values, decode = columns.values, msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
+    return lambda run: [kind(*values(row)) for row in decode(run)]
+
+
+def _light_rows(given: InputPlan) -> tuple[Columns, Any]:
+    columns = Columns(given.columns.schema, view=View.INPUT)
+    return columns, light_row_type(columns.names)
+
+
+def _together(output: Columns) -> Callable[[bytes, list[Any]], list[CoreRow]]:
+    """From outputs in internal form to rows of the core: in runs, if they have the same key and no time."""
+    if not output.key and not output.event_time:
+        return lambda key, made: [(key, 0, payload) for payload in encode_rows(made)]
+
+    def apart(key: bytes, made: list[Any]) -> list[CoreRow]:
+        return [
+            (
+                output.key_of_payload(internal) if output.key else key,
+                output.time_of_payload(internal) if output.event_time else 0,
+                encode_payload(internal),
+            )
+            for internal in made
+        ]
+
+    return apart

@@ -24,7 +24,7 @@ import msgspec
 from pyspark.sql import Row
 from pyspark.sql import types as t
 
-from tiercel.core.records import Output
+from tiercel.core.runs import RUN, RUN_MARK, RUN_ROWS_MAX
 from tiercel.errors import UserError
 from tiercel.runtime.place import StreamFacts
 from tiercel.spark.conversion import (
@@ -48,6 +48,7 @@ DEAD_LETTER_SCHEMA = "reason string, key binary, offset bigint, row binary"  # a
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
+_decode_run = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
 
 
 def encode_payload(internal: Sequence[Any]) -> bytes:
@@ -59,12 +60,30 @@ def decode_payload(payload: Any) -> Sequence[Any]:
     return _decode(payload) if type(payload) is bytes else payload
 
 
-def decode_payloads(outputs: Iterable[Output]) -> list[Sequence[Any]]:
-    """The payloads of many outputs; those of one stream are encoded, all or none."""
-    try:
-        return [_decode(output.row[2]) for output in outputs]
-    except TypeError:
-        return [decode_payload(output.row[2]) for output in outputs]
+def encode_rows(rows: Sequence[Sequence[Any]]) -> list[bytes]:
+    """Rows of one key as few payloads."""
+    if len(rows) == 1:
+        return [_encode(rows[0])]
+    parts = [rows[n : n + RUN_ROWS_MAX] for n in range(0, len(rows), RUN_ROWS_MAX)]
+    return [_encode(part[0]) if len(part) == 1 else RUN_MARK + _encode(part) for part in parts]
+
+
+def decode_rows(payload: Any) -> Sequence[Sequence[Any]]:
+    """The columns of each row of a payload: of one row, or of a run."""
+    if type(payload) is bytes and payload[0] == RUN:
+        return _decode_run(payload[1:])
+    return (decode_payload(payload),)
+
+
+def decode_payloads(payloads: Iterable[Any]) -> list[Sequence[Any]]:
+    """The rows of many payloads, one after the other."""
+    found: list[Sequence[Any]] = []
+    for payload in payloads:
+        if type(payload) is bytes and payload[0] == RUN:
+            found += _decode_run(payload[1:])
+        else:
+            found.append(decode_payload(payload))
+    return found
 
 
 class Columns:
@@ -73,6 +92,7 @@ class Columns:
     # Functions made for this schema. They are attributes, because a method would add half to their cost.
     pack: Callable[[Mapping[str, Any] | Row | Sequence[Any]], CoreRow]  # BadRow if the row does not fit
     payload: Callable[[Sequence[Any]], Any]  # internal form of values in the order of the columns; checked
+    checked: Callable[[Sequence[Any]], tuple[Any, ...]]  # the same for a tuple, or a row in this order
     encoded: Callable[[Sequence[Any]], bytes]  # the payload of such values; checked
     unpack: Callable[[Any], Sequence[Any]]  # the values of a payload, as they are seen
     values: Callable[[Any], tuple[Any, ...]]  # of an internal form, as they are seen
@@ -174,7 +194,7 @@ class Columns:
 
         schema = to_arrow_schema(self.schema, timezone="UTC")
         arrays = []
-        rows = map(decode_payload, payloads)
+        rows = decode_payloads(payloads)
         columns = zip(*rows, strict=True) if payloads else [()] * len(self.names)
         for column, field, convert in zip(columns, schema, self._arrow, strict=True):
             converted = column if convert is None else [None if v is None else convert(v) for v in column]
@@ -209,28 +229,20 @@ class Columns:
         timing = [f"if {time} is None or {time} < 0: no_time({time})"] if time else []
         ms = f"{time} // {US_PER_MS}" if time else "0"
         made = f"encode(({''.join(part + ', ' for part in key)}))"
+        taking = [f"try: {take} = row", f"except ValueError: {take} = in_order(row)"]
         source = [
             *_function(
                 "payload",
                 "row",
                 [
                     "if type(row) is not tuple: row = positional(row)",
-                    f"try: {take} = row",
-                    f"except ValueError: {take} = in_order(row)",
+                    *taking,
                     *checks,
                     f"return ({take})",
                 ],
             ),
-            *_function(
-                "encoded",
-                "row",
-                [
-                    f"try: {take} = row",
-                    f"except ValueError: {take} = in_order(row)",
-                    *checks,
-                    f"return encode(({take}))",
-                ],
-            ),
+            *_function("checked", "row", [*taking, *checks, f"return ({take})"]),
+            *_function("encoded", "row", [*taking, *checks, f"return encode(({take}))"]),
             *_function("key", "row", [f"{take} = row", f"return {made}"]),
             *_function("time", "row", [f"{take} = row", *timing, f"return {ms}"]),
             *_function(
@@ -253,7 +265,8 @@ class Columns:
             ),
         ]
         exec(compiled("\n".join(source)), scope)
-        self.payload, self.pack, self.encoded = scope["payload"], scope["pack"], scope["encoded"]
+        self.payload, self.pack = scope["payload"], scope["pack"]
+        self.checked, self.encoded = scope["checked"], scope["encoded"]
         self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
     def test_of(self, letter: str) -> tuple[str, str]:
@@ -359,7 +372,9 @@ __all__ = [
     "as_struct",
     "decode_payload",
     "decode_payloads",
+    "decode_rows",
     "encode_payload",
+    "encode_rows",
     "parse_ddl",
     "row_maker",
 ]

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tiercel.core.records import Output
+from tiercel.core.runs import count_rows
 from tiercel.errors import UserError
 from tiercel.runtime.client import Subscriber, stream_range
 from tiercel.runtime.place import Place
@@ -92,13 +93,20 @@ def read_entries(wanted: Wanted, after: int, until: int) -> Iterator[pyarrow.Rec
         yield _arrow(wanted, gathered)
 
 
+def identities(operator: str, output: Output) -> list[str]:
+    """Of each of its rows; the same for the same row, whatever was moved, killed or read again in between."""
+    name = f"{operator}/{output.key.hex()}/{output.epoch}/{output.offset}/{output.n}"
+    count = count_rows([output.row])
+    return [name] if count == 1 else [f"{name}.{n}" for n in range(count)]
+
+
 def _arrow(wanted: Wanted, outputs: list[Output]) -> pyarrow.RecordBatch:
     import pyarrow
 
     batch = wanted.columns.arrow_batch([output.row[2] for output in outputs])
     if not wanted.identity:
         return batch
-    names = [f"{wanted.operator}/{o.key.hex()}/{o.epoch}/{o.offset}/{o.n}" for o in outputs]
+    names = [name for output in outputs for name in identities(wanted.operator, output)]
     return pyarrow.RecordBatch.from_arrays(
         [*batch.columns, pyarrow.array(names)],
         schema=batch.schema.append(pyarrow.field(IDENTITY.name, pyarrow.string(), nullable=False)),

@@ -14,6 +14,7 @@ import msgspec
 
 from tiercel.core.keyed import KeyState
 from tiercel.core.records import Key, Output
+from tiercel.core.runs import join, split
 from tiercel.core.settings import Settings
 from tiercel.core.strategies import STRATEGIES
 from tiercel.core.topology import Operator
@@ -87,7 +88,8 @@ class Trial:
 
     def send(self, *rows: Mapping[str, Any] | Sequence[Any]) -> None:
         """Rows that arrive together: one call of handleInputRows per key."""
-        self.stage.produce([self.columns.pack(row) for row in rows])
+        packed = [self.columns.pack(row) for row in rows]
+        self.stage.produce(packed if self.columns.event_time else join(packed))
 
     def move(self, key: Any, strategy: str = "live") -> None:
         """The key goes to the other instance."""
@@ -143,8 +145,9 @@ class Trial:
     def keyed_outputs(self, key: Any = None) -> list[tuple[tuple[Any, ...], Any]]:
         """As `outputs`, each with the key whose call made it."""
         return [
-            (self.columns.key_values(output.key), self._row(self.output.unpack(output.row[2])))
+            (self.columns.key_values(output.key), self._row(self.output.unpack(payload)))
             for output in self._logged(OUTPUT, key)
+            for payload in split(output.row[2])
         ]
 
     def dead_letters(self, key: Any = None) -> list[tuple[str, tuple[Any, ...] | str]]:

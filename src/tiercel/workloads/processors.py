@@ -72,6 +72,9 @@ class PlainCode:
     def output_row(self, key: Key, output: Any) -> Row:
         return output  # type: ignore[no-any-return]
 
+    def output_rows(self, key: Key, outputs: Iterator[Any]) -> Iterator[Row]:
+        return outputs
+
     def timer_values(self, time_ms: int, watermark_ms: int) -> TimerValues:
         return TimerValues(time_ms, watermark_ms)
 

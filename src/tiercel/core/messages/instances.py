@@ -114,6 +114,7 @@ class Outputs(Message, frozen=True):
     dead_letters: list[Output]
     watermark_ms: int  # every later output comes from input above this
     timers: bool  # whether anyone here waits for a tick
+    rows: int = 0  # that the outputs are, those within runs included
 
 
 class MoveOutputs(Message, frozen=True):
