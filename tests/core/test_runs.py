@@ -20,6 +20,7 @@ from tiercel.testing import Trial
 encode = msgspec.msgpack.Encoder().encode
 columns = st.tuples(st.integers(0, 99), st.text(max_size=3), st.lists(st.integers(0, 9), max_size=2))
 rows = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), columns), max_size=60)
+LENGTHS = [2, 15, 16, RUN_ROWS_MAX - 1, RUN_ROWS_MAX, RUN_ROWS_MAX + 1, 3 * RUN_ROWS_MAX + 1]
 
 
 def packed(made: list[tuple[bytes, Any]]) -> list[tuple[Any, ...]]:
@@ -65,11 +66,14 @@ def test_runs_for_an_operator_of_several_inputs_come_with_their_number() -> None
     assert singles((b"a", 0, (1, encode((7,))))) == [(b"a", 0, (1, encode((7,))))]
 
 
-def test_a_run_taken_apart_is_payloads_again() -> None:
-    payloads = [encode((n, "x")) for n in range(RUN_ROWS_MAX)]
-    (run,) = in_runs(payloads)
-    assert split(run) == payloads
-    assert split(payloads[0]) == payloads[:1]
+@pytest.mark.parametrize("count", LENGTHS)
+def test_runs_of_every_length_are_counted_and_taken_apart(count: int) -> None:
+    payloads = [encode((n, "x")) for n in range(count)]
+    runs = in_runs(payloads)
+    assert [payload for run in runs for payload in split(run)] == payloads
+    assert [count_rows([(b"a", 0, run)]) for run in runs[:-1]] == [RUN_ROWS_MAX] * (len(runs) - 1)
+    assert count_rows([(b"a", 0, run) for run in runs]) == count
+    assert runs == encode_rows([(n, "x") for n in range(count)])
 
 
 # -- through the core ---------------------------------------------------------------------------

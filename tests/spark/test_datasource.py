@@ -103,9 +103,9 @@ def test_rows_that_travelled_together_are_read_one_by_one_with_the_same_identity
     assert_each_once(everything, 200)
     names = {row._tiercel_id: row.n for row in everything}
     assert len(names) == 200
-    assert {name.rpartition("/")[2] for name in names} == {f"{n}.{k}" for n in (0, 1) for k in range(15)} | {
-        f"2.{k}" for k in range(10)
-    }
+    assert {name.rpartition("/")[2] for name in names} == {
+        f"0.{place}" for place in range(40)
+    }  # one call each
     found: dict[str, int] = {}
     with RowSubscriber(deployment.place, OUTPUT, after=0) as subscriber:
         while len(found) < 200:

@@ -6,7 +6,7 @@ Not responsible for: what is in a row, and who may join some (spark/schema.py, r
 A payload is the MessagePack of a row's columns, an array. So several of them, one behind the other, are an
 array of rows as soon as its head stands before them, and nobody has to look into one:
 
-    RUN | head of an array, one byte | payload | payload | ...        at most RUN_ROWS_MAX of them
+    RUN | head of an array | payload | payload | ...        at most RUN_ROWS_MAX of them
 
 To routers a run is a row like any other: it has one key, and goes where that goes. No MessagePack begins with
 `RUN`.
@@ -23,10 +23,17 @@ import msgspec
 from tiercel.core.records import Key, Row
 
 RUN: Final = 0xC1
-RUN_ROWS_MAX: Final = 15  # what a head of one byte can say; what a run saves is saved by then
+RUN_ROWS_MAX: Final = 64  # what a run saves is saved by then
 RUN_MARK: Final = bytes((RUN,))
-_HEAD = 0x90
-_HEADS = [bytes((RUN, _HEAD | n)) for n in range(RUN_ROWS_MAX + 1)]
+_SHORT, _SHORT_MAX, _LONG = (
+    0x90,
+    15,
+    0xDC,
+)  # heads of arrays: with the length in it, or in two bytes behind it
+_HEADS = [
+    bytes((RUN, _SHORT | n)) if n <= _SHORT_MAX else bytes((RUN, _LONG, 0, n))
+    for n in range(RUN_ROWS_MAX + 1)
+]
 _raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
@@ -78,8 +85,10 @@ def count_rows(rows: Sequence[Row]) -> int:
     payloads = [row[2] for row in rows]
     if payloads and _has_input(payloads[0]):  # then all of them have
         payloads = [payload[1] for payload in payloads]
-    runs = [p[1] for p in payloads if type(p) is bytes and p[:1] == RUN_MARK]
-    return len(payloads) + sum(runs) - len(runs) * (_HEAD + 1)
+    runs = [
+        p[3] if p[1] == _LONG else p[1] - _SHORT for p in payloads if type(p) is bytes and p[:1] == RUN_MARK
+    ]
+    return len(payloads) - len(runs) + sum(runs)
 
 
 def _has_input(payload: Any) -> bool:
