@@ -76,6 +76,16 @@ def test_runs_of_every_length_are_counted_and_taken_apart(count: int) -> None:
     assert runs == encode_rows([(n, "x") for n in range(count)])
 
 
+@pytest.mark.parametrize(
+    "payload", [b"", RUN_MARK, b"\xc1\x92\x01", b"\xc1\xff\xff\xff\xff", b"\xc1\xdc\x00\x05\x01"]
+)
+def test_what_only_begins_like_a_run_stays_whole(payload: bytes) -> None:
+    for given_payload in (payload, (1, payload)):
+        row = (b"a", 0, given_payload)
+        assert singles(row) == [row]
+        assert count_rows([row]) >= 0
+
+
 # -- through the core ---------------------------------------------------------------------------
 
 
@@ -139,3 +149,15 @@ def test_runs_meet_a_move_and_a_crash(form: str) -> None:
         wanted += [("a", total + turn * n) for n in range(1, 21)]
         total += turn * 20
     assert [tuple(row) for row in trial.outputs("a")] == wanted
+
+
+@pytest.mark.parametrize("form", ["processor", "fold"])
+def test_a_run_that_is_none_is_a_dead_letter_and_harms_nobody(form: str) -> None:
+    trial = totals(form)
+    trial.send(("a", 1))
+    key = trial.columns.pack(("a", 1))[0]
+    for payload in (RUN_MARK, b"\xc1\xdc\x00\x05\x01", b"\xc1\x92\x01\x02"):
+        trial.stage.produce([(key, 0, payload)])
+    trial.send(("a", 2))
+    assert [tuple(row) for row in trial.outputs("a")] == [("a", 1), ("a", 3)]
+    assert len(trial.stage.logged("dead-letters")) == 4

@@ -14,6 +14,7 @@ To routers a run is a row like any other: it has one key, and goes where that go
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
@@ -30,6 +31,9 @@ _SHORT, _SHORT_MAX, _LONG = (
     15,
     0xDC,
 )  # heads of arrays: with the length in it, or in two bytes behind it
+_BYTES_MIN = (
+    4  # the mark, a head, two payloads: who sends less sends no run, and finds it among the dead letters
+)
 _HEADS = [
     bytes((RUN, _SHORT | n)) if n <= _SHORT_MAX else bytes((RUN, _LONG, 0, n))
     for n in range(RUN_ROWS_MAX + 1)
@@ -38,7 +42,7 @@ _raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 def is_run(payload: Any) -> bool:
-    return type(payload) is bytes and payload[:1] == RUN_MARK
+    return type(payload) is bytes and payload[:1] == RUN_MARK and len(payload) >= _BYTES_MIN
 
 
 def join(rows: list[Row]) -> list[Row]:
@@ -66,8 +70,11 @@ def in_runs(payloads: Sequence[bytes]) -> list[bytes]:
 
 
 def split(payload: Any) -> list[Any]:
-    """The payloads of single rows."""
-    return [bytes(raw) for raw in _raws(payload[1:])] if is_run(payload) else [payload]
+    """The payloads of single rows. What only begins like a run stays whole: whoever decodes it says why."""
+    if is_run(payload):
+        with contextlib.suppress(msgspec.DecodeError):
+            return [bytes(raw) for raw in _raws(payload[1:])]
+    return [payload]
 
 
 def singles(row: Row) -> list[Row]:
@@ -85,10 +92,8 @@ def count_rows(rows: Sequence[Row]) -> int:
     payloads = [row[2] for row in rows]
     if payloads and _has_input(payloads[0]):  # then all of them have
         payloads = [payload[1] for payload in payloads]
-    runs = [
-        p[3] if p[1] == _LONG else p[1] - _SHORT for p in payloads if type(p) is bytes and p[:1] == RUN_MARK
-    ]
-    return len(payloads) - len(runs) + sum(runs)
+    runs = [p for p in payloads if type(p) is bytes and p[:1] == RUN_MARK and len(p) >= _BYTES_MIN]
+    return len(payloads) - len(runs) + sum([p[3] if p[1] == _LONG else p[1] & _SHORT_MAX for p in runs])
 
 
 def _has_input(payload: Any) -> bool:
