@@ -9,10 +9,12 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from small import (
     INPUT,
+    OPERATOR,
     OUTPUT,
     SITE,
     assert_once_and_in_order,
@@ -127,6 +129,29 @@ def test_a_producer_started_again_knows_what_it_had_sent(tmp_path: Path) -> None
                 producer.send_frame(9, rows(50, 10))
             producer.flush()
             assert_once_and_in_order(payloads(collect(subscriber, 50)), 50)
+
+
+@pytest.mark.parametrize(
+    ("joins", "event_time", "in_the_log"),
+    [(True, "", [1]), (False, "", [40]), (True, "at", [40])],
+    ids=["may join", "may not", "has event time"],
+)
+def test_rows_of_a_key_join_only_where_they_may_and_count_all_the_same(
+    tmp_path: Path, joins: bool, event_time: str, in_the_log: list[int]
+) -> None:
+    place = make_place(tmp_path)
+    manifest = place.manifest()
+    facts = msgspec.structs.replace(manifest.streams[INPUT], event_time=event_time)
+    place.write(msgspec.structs.replace(manifest, streams={**manifest.streams, INPUT: facts}))
+    router = router_host(place)
+    with running(router):
+        with Producer(place, INPUT, name="p", joins=joins) as producer:
+            producer.send_frame(1, [(b"k", 0, msgspec.msgpack.encode((n,))) for n in range(40)])
+            producer.flush()
+        inbox = router.machine.inboxes[OPERATOR]  # type: ignore[attr-defined]
+        assert inbox.backlog_rows == 40
+        entries = router._store.read_log(OPERATOR, 0, 10)  # type: ignore[union-attr]
+    assert [len(rows) for entry in entries for rows in entry.parts.values()] == in_the_log
 
 
 def test_send_waits_while_the_router_does_not_acknowledge(
