@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql import types as t
 
+from tiercel.core.runs import join
 from tiercel.errors import UserError
 from tiercel.runtime.place import StreamFacts
 from tiercel.spark.conversion import View
@@ -280,3 +281,41 @@ def test_packing_a_tuple_does_not_make_the_text_of_the_schema(monkeypatch: pytes
 
     monkeypatch.setattr(t.StructType, "simpleString", asked)
     assert columns.pack((1, 2.0)) == columns.pack([1, 2.0]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("ddl", "key", "time", "rows"),
+    [
+        ("sensor bigint, value double", ("sensor",), "", [(n % 3, float(n)) for n in range(200)]),
+        ("sensor bigint, value double", ("sensor",), "", [{"value": 1.0, "sensor": 1}, [1, 2.0], (2, 3.0)]),
+        ("a string, b int, c string", ("c", "a"), "", [("x", n, "yz"[n % 2]) for n in range(9)]),
+        (
+            "x double, n int",
+            ("x",),
+            "",
+            [(v, n) for n, v in enumerate([0.0, float("nan"), -0.0, -float("nan")] * 3)],
+        ),
+        (
+            "x array<double>, n int",
+            ("x",),
+            "",
+            [([v], n) for n, v in enumerate([0.0, float("nan"), -0.0] * 3)],
+        ),
+        ("car string, at timestamp", ("car",), "at", [("a", NOON)] * 3),
+    ],
+    ids=["one key column", "names and orders", "several", "numbers that are equal", "within", "event time"],
+)
+def test_gathered_rows_are_the_packed_ones_joined(
+    ddl: str, key: tuple[str, ...], time: str, rows: list[Any]
+) -> None:
+    columns = Columns(ddl, key, time)
+    packed, _ = columns.pack_all(rows)
+    gathered = columns.gather(columns.take(rows))
+    assert gathered == (packed if time else join(packed))
+    assert (len(gathered) < len(rows)) == (not time)
+
+
+@pytest.mark.parametrize("bad", [{"n": "x"}, {"at": None}, {"at": NOON - datetime.timedelta(days=40_000)}])
+def test_a_batch_with_a_row_that_does_not_fit_is_not_taken(bad: dict[str, Any]) -> None:
+    with pytest.raises(BadRow, match=f"column {next(iter(bad))}"):
+        Columns(DDL, "car", "at").take([ROW, {**ROW, **bad}])

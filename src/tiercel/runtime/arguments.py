@@ -19,12 +19,11 @@ from tiercel.runtime.place import Manifest
 _size_of = msgspec.msgpack.Encoder().encode
 
 
-def pieces(rows: Sequence[Row], rows_max: int, bytes_max: int) -> list[tuple[list[Row], int]]:
-    """Copies that each fit into one frame, and about how many bytes each has.
+def pieces(copied: list[Any], rows_max: int, bytes_max: int) -> list[tuple[list[Any], int]]:
+    """Parts that each fit into one frame, and about how many bytes each has.
 
     The first row stands for all: looking at each would cost more than sending it.
     """
-    copied = checked_rows(rows)
     if not copied:
         return []
     try:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
 
 from tiercel.core import clients as core
 from tiercel.core import messages as m
@@ -37,14 +38,17 @@ FLUSH_S_MAX = 30.0
 RANGE_S_MAX = 10.0
 
 
+Pack = Callable[[list[Any]], list[Row]]
+
+
 class Frame:
-    """Rows that get one number; `whole`: none may be added."""
+    """Rows that get one number; `whole`: none may be added, and nothing is left to pack."""
 
     __slots__ = ("initial", "rows", "size", "watermark_ms", "whole")
 
     def __init__(
         self,
-        rows: list[Row],
+        rows: list[Any],
         size: int = 0,
         watermark_ms: int | None = None,
         *,
@@ -65,12 +69,26 @@ class Producer(Client):
     which frames of it the deployment has.
     """
 
-    def __init__(self, place: Place, stream: str, *, name: str, site: str = "", joins: bool = False) -> None:
-        """`joins`: payloads are MessagePack arrays, and those of a key may travel as one (core/runs.py)."""
+    def __init__(
+        self,
+        place: Place,
+        stream: str,
+        *,
+        name: str,
+        site: str = "",
+        joins: bool = False,
+        pack: Pack | None = None,
+    ) -> None:
+        """`joins`: payloads are MessagePack arrays, and those of a key may travel as one (core/runs.py).
+
+        `pack` makes rows of what `send` is given, when a frame of it leaves: the more there is by then, the
+        less each costs. It must not fail.
+        """
         manifest = place.manifest()
         site = site_for(manifest, stream, site)
         facts = manifest.streams[stream]
         self._joins = joins and not facts.event_time  # the log looks at the time of each row
+        self._pack = pack
         check_name(manifest, name)
         self._stream = stream
         self._machine = core.Producer(name, site, uuid.uuid4().hex)
@@ -92,16 +110,16 @@ class Producer(Client):
         """The number of the last frame that was taken, here or in an earlier life of this name."""
         return self._submitted
 
-    def send(self, rows: Sequence[Row]) -> int:
+    def send(self, rows: Sequence[Any]) -> int:
         """Hand rows over, and wait only while too much is under way; returns the last one's frame number."""
         self.connect()
-        for piece, size in pieces(rows, FRAME_ROWS_MAX, FRAME_BYTES):
+        for piece, size in self._pieces(rows):
             self._bell.until(functools.partial(self._offer, piece, size), None)
         return self._submitted
 
-    async def send_async(self, rows: Sequence[Row]) -> int:
+    async def send_async(self, rows: Sequence[Any]) -> int:
         await self.connect_async()
-        for piece, size in pieces(rows, FRAME_ROWS_MAX, FRAME_BYTES):
+        for piece, size in self._pieces(rows):
             await self._bell.until_async(functools.partial(self._offer, piece, size), None)
         return self._submitted
 
@@ -142,9 +160,13 @@ class Producer(Client):
             finally:
                 self._end()
 
+    def _pieces(self, rows: Sequence[Any]) -> list[tuple[list[Any], int]]:
+        copied = list(rows) if self._pack is not None else checked_rows(rows)
+        return pieces(copied, FRAME_ROWS_MAX, FRAME_BYTES)
+
     # -- attempts, in the caller's thread with the lock held -----------------------------------
 
-    def _offer(self, rows: list[Row], size: int) -> bool:
+    def _offer(self, rows: list[Any], size: int) -> bool:
         """Rows join the frame that gathers, or begin the next one; False: there is no room."""
         self._check()
         last = self._gathered[-1] if self._gathered else None
@@ -235,7 +257,11 @@ class Producer(Client):
         effects: list[Effect] = []
         while self._gathered and machine.submitted - machine.acknowledged < UNDER_WAY_MAX:
             frame = self._gathered.popleft()
-            rows = join(frame.rows) if self._joins and not frame.initial else frame.rows
+            rows = frame.rows
+            if self._pack is not None and not frame.whole:
+                rows = self._pack(rows)
+            elif self._joins and not frame.initial:
+                rows = join(rows)
             effects += machine.submit(self._stream, rows, frame.watermark_ms, initial=frame.initial)
         return effects
 

@@ -42,18 +42,14 @@ class RowProducer:
         if facts.written_by:
             raise UserError(f"stream {stream!r} is written by operator {facts.written_by!r}")
         self.columns = Columns.of(facts)
-        self.client = Producer(place, stream, name=name, site=site, joins=True)
+        self.client = Producer(place, stream, name=name, site=site, pack=self.columns.gather)
 
     def send(self, *rows: Any) -> None:
         """Hand rows over (dicts, Rows or tuples); blocks only while too much is under way."""
         self.send_many(rows)
 
     def send_many(self, rows: Iterable[Any]) -> None:
-        packed, bad = self.columns.pack_all(rows)
-        if bad:
-            raise bad[0][1]
-        if packed:
-            self.client.send(packed)
+        self.client.send(self.columns.take(rows))
 
     def send_initial(self, packed: Iterable[CoreRow], count: int, size: int) -> None:
         """Rows that are keys' first state, in frames of so many rows or bytes; what is safe is skipped."""
@@ -84,10 +80,7 @@ class RowProducer:
         self.client.__exit__(kind, error, trace)
 
     async def send_async(self, *rows: Any) -> None:
-        packed, bad = self.columns.pack_all(rows)
-        if bad:
-            raise bad[0][1]
-        await self.client.send_async(packed)
+        await self.client.send_async(self.columns.take(rows))
 
     async def flush_async(self, timeout_s: float = 30.0) -> None:
         await self.client.flush_async(timeout_s)

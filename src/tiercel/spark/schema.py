@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,8 @@ class Columns:
 
     # Functions made for this schema. They are attributes, because a method would add half to their cost.
     pack: Callable[[Mapping[str, Any] | Row | Sequence[Any]], CoreRow]  # BadRow if the row does not fit
+    take: Callable[[Iterable[Any]], list[tuple[Any, ...]]]  # internal forms of such rows; BadRow likewise
+    gather: Callable[[list[tuple[Any, ...]]], list[CoreRow]]  # of those: one by one, or in runs if they may
     payload: Callable[[Sequence[Any]], Any]  # internal form of values in the order of the columns; checked
     checked: Callable[[Sequence[Any]], tuple[Any, ...]]  # the same for a tuple, or a row in this order
     encoded: Callable[[Sequence[Any]], bytes]  # the payload of such values; checked
@@ -221,6 +224,7 @@ class Columns:
         checks = [_check(n, f) for n, f in enumerate(fields)]
         scope |= {"encode": _encode, "no_time": self._no_time, "same_zero": _same_zero}
         scope |= {"in_order": self.in_order, "positional": self._positional}
+        scope |= {"encode_rows": encode_rows, "defaultdict": defaultdict}
         key = [
             f"same_zero(v{at[name]})" if _holds_float(self.schema[name].dataType) else f"v{at[name]}"
             for name in self.key
@@ -230,6 +234,20 @@ class Columns:
         ms = f"{time} // {US_PER_MS}" if time else "0"
         made = f"encode(({''.join(part + ', ' for part in key)}))"
         taking = [f"try: {take} = row", f"except ValueError: {take} = in_order(row)"]
+        given = [
+            f"if type(row) is tuple and len(row) == {len(fields)}:",
+            f"  {take} = row",
+            f"elif type(row) is dict and len(row) == {len(fields)}:",
+            "  try:",
+            *[f"    v{n} = row[{name!r}]" for n, name in enumerate(self.names)],
+            "  except KeyError:",
+            f"    {take} = in_order(row)",
+            "else:",
+            f"  {take} = in_order(row)",
+            *checks,
+            *timing,
+        ]
+        single = f"({made}, {ms}, encode(({take})))"
         source = [
             *_function(
                 "payload",
@@ -245,27 +263,23 @@ class Columns:
             *_function("encoded", "row", [*taking, *checks, f"return encode(({take}))"]),
             *_function("key", "row", [f"{take} = row", f"return {made}"]),
             *_function("time", "row", [f"{take} = row", *timing, f"return {ms}"]),
+            *_function("pack", "row", [*given, f"return {single}"]),
             *_function(
-                "pack",
-                "row",
+                "take",
+                "rows",
                 [
-                    f"if type(row) is dict and len(row) == {len(fields)}:",
-                    "  try:",
-                    *[f"    v{n} = row[{name!r}]" for n, name in enumerate(self.names)],
-                    "  except KeyError:",
-                    f"    {take} = in_order(row)",
-                    f"elif type(row) is tuple and len(row) == {len(fields)}:",
-                    f"  {take} = row",
-                    "else:",
-                    f"  {take} = in_order(row)",
-                    *checks,
-                    *timing,
-                    f"return ({made}, {ms}, encode(({take})))",
+                    "taken = []",
+                    "add = taken.append",
+                    "for row in rows:",
+                    *["  " + line for line in (*given, f"add(({take}))")],
+                    "return taken",
                 ],
             ),
+            *_function("gather", "rows", _gathering(take, key, single if time else "")),
         ]
         exec(compiled("\n".join(source)), scope)
         self.payload, self.pack = scope["payload"], scope["pack"]
+        self.take, self.gather = scope["take"], scope["gather"]
         self.checked, self.encoded = scope["checked"], scope["encoded"]
         self.key_of_payload, self.time_of_payload = scope["key"], scope["time"]
 
@@ -310,6 +324,21 @@ def compiled(source: str) -> CodeType:
 
 def _function(name: str, argument: str, lines: list[str]) -> list[str]:
     return [f"def {name}({argument}):", *["  " + line for line in lines]]
+
+
+def _gathering(take: str, key: list[str], single: str) -> list[str]:
+    """Rows of one key together; `single`: each by itself, for the log looks at its time."""
+    if single:
+        return [f"return [{single} for {take} in rows]"]
+    alone = len(key) == 1  # then no tuple is made for each row
+    return [
+        "by_key = defaultdict(list)",
+        "for row in rows:",
+        f"  {take} = row",
+        f"  by_key[{key[0] if alone else '(' + ''.join(part + ', ' for part in key) + ')'}].append(row)",
+        f"return [(encode({'(key,)' if alone else 'key'}), 0, payload)",
+        "  for key, of_key in by_key.items() for payload in encode_rows(of_key)]",
+    ]
 
 
 def _check(n: int, field: t.StructField) -> str:
