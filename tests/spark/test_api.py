@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import pandas
 import pytest
 from oracle import until
 from pyspark.sql import SparkSession
@@ -62,7 +63,7 @@ def test_a_processor_for_pandas_runs_and_its_keys_move(running: Running) -> None
         producer.send_many(rows[: ROWS // 2])
         producer.flush()
         moved = running.live.move("totals", keys=[f"car-{n}" for n in range(CARS)], to=INSTANCES[0]).wait()
-        producer.send_many(rows[ROWS // 2 :])
+        producer.send_columns(pandas.DataFrame(rows[ROWS // 2 :]))
         found: list[tuple[Any, ...]] = []
         while len(found) < ROWS:
             found += [tuple(received.row) for received in subscriber.poll(60.0)]

@@ -6,10 +6,13 @@ import datetime
 import decimal
 import math
 import pickle
+import re
 from typing import Any
 
 import msgspec
 import numpy
+import pandas
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +24,7 @@ from tiercel.errors import UserError
 from tiercel.runtime.place import StreamFacts
 from tiercel.spark.conversion import View
 from tiercel.spark.schema import BadRow, Columns, parse_ddl
+from tiercel.spark.whole_columns import WholeColumns
 
 NOON = datetime.datetime(2026, 6, 1, 12, tzinfo=datetime.UTC)
 DDL = "car string, speed double, n bigint, at timestamp"
@@ -319,3 +323,67 @@ def test_gathered_rows_are_the_packed_ones_joined(
 def test_a_batch_with_a_row_that_does_not_fit_is_not_taken(bad: dict[str, Any]) -> None:
     with pytest.raises(BadRow, match=f"column {next(iter(bad))}"):
         Columns(DDL, "car", "at").take([ROW, {**ROW, **bad}])
+
+
+COLUMNS = {"sensor": [1, 2, 1], "value": [1.0, 2.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        COLUMNS,
+        {"value": (1.0, 2.0, 3.0), "sensor": numpy.array([1, 2, 1], dtype=numpy.int32)},
+        {"sensor": [1, 2, 1], "value": numpy.array([1, 2, 3])},
+        {name: numpy.array(column) for name, column in COLUMNS.items()},
+        pandas.DataFrame(COLUMNS),
+        pyarrow.table(COLUMNS),
+    ],
+    ids=["lists", "others", "whole numbers", "numpy", "pandas", "arrow"],
+)
+def test_whole_columns_are_the_rows_they_stand_for(given: Any) -> None:
+    columns = Columns("sensor bigint, value double", "sensor")
+    rows = WholeColumns(columns).rows(given)
+    assert rows == [(1, 1.0), (2, 2.0), (1, 3.0)]
+    assert {type(value) for row in rows for value in row} == {int, float}
+
+
+@pytest.mark.parametrize(
+    ("ddl", "column", "said"),
+    [
+        ("x int", [1, 1 << 31], "column x: 2147483648"),
+        ("x int", numpy.array([1 << 31]), "column x: 2147483648"),
+        ("x int", [1, True], "column x: True"),
+        ("x bigint", numpy.array([1.5]), "column x: 1.5"),
+        ("x double", ["a"], "column x: 'a'"),
+        ("x string", ["a", "\ud800"], "column x: "),
+        ("x boolean", [1], "column x: 1"),
+        ("x int not null", [None], "column x: None"),
+        ("x int", "12", "column x: '12' (str)"),
+    ],
+)
+def test_a_whole_column_is_looked_at_as_closely_as_a_row(ddl: str, column: Any, said: str) -> None:
+    columns = Columns(ddl, "x")
+    with pytest.raises(BadRow, match=re.escape(said)):
+        WholeColumns(columns).rows({"x": column})
+
+
+def test_whole_columns_may_hold_what_rows_may() -> None:
+    given = {"car": ["é", None], "speed": [1.0, None], "n": [1, 2], "at": [NOON, NOON]}
+    by_row = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
+    for columns in (Columns(DDL, "car", "at"), Columns(DDL, "car")):
+        assert WholeColumns(columns).rows(given) == columns.take(by_row)
+    assert WholeColumns(Columns(DDL)).rows({name: [] for name in given}) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sensor": [1]}, "columns: sensor"),
+        ({**COLUMNS, "more": [1, 2, 3]}, "columns: sensor, value, more"),
+        ({"sensor": [1], "value": [1.0, 2.0]}, "columns of different lengths: sensor 1, value 2"),
+        (5, "int has no columns"),
+    ],
+)
+def test_columns_that_are_no_rows_are_refused(given: Any, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        WholeColumns(Columns("sensor bigint, value double", "sensor")).rows(given)

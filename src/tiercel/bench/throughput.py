@@ -13,9 +13,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice, product
+from itertools import count, product
 from time import monotonic_ns
 from typing import Any
+
+import numpy as np
 
 from tiercel.bench import spark_batches
 from tiercel.bench.deployed import PROCESSES, Deployed, deployed
@@ -41,7 +43,7 @@ PROCESSORS: dict[str, tuple[dict[str, Callable[[], Any]], str]] = {
     "running-average": ({"processor": RunningAverage, "fold": running_average}, AVERAGED),
 }
 SPARK_ROWS = (20_000, 100_000, 500_000)
-BATCH = 1_000  # tuples in one call of send_many
+BATCH = 1_000  # tuples in one call of send_columns
 WARM_S = 3.0
 DRAIN_S_MAX = 60.0
 BACKLOG_ROWS_MAX = 100_000  # beyond it the producer waits: a rate that only fills a queue is none
@@ -103,12 +105,17 @@ def _row(name: str, form: str, durability: str, ours: Line, sparks: Line) -> Lin
     }
 
 
-def readings(order: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Every key in turn; the values of a key are 1.0, 2.0, 3.0, ..."""
-    for turn in count(1):
-        value = float(turn)
-        for sensor in order:
-            yield sensor, value
+def readings(order: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Every key in turn, `BATCH` rows at a time; the values of a key are 1.0, 2.0, 3.0, ...
+
+    As columns, as Spark reads them from its files.
+    """
+    keys = len(order)
+    sensors = np.resize(np.asarray(order, dtype=np.int64), keys + BATCH)  # from any key on, BATCH of them
+    for first in count(0, BATCH):
+        begin = first % keys
+        values = np.arange(first, first + BATCH) // keys + 1
+        yield {"sensor": sensors[begin : begin + BATCH], "value": values.astype(float)}
 
 
 def _sustained(running: Deployed, order: Sequence[int], seconds: float) -> Line:
@@ -122,7 +129,7 @@ def _sustained(running: Deployed, order: Sequence[int], seconds: float) -> Line:
         begins_s = time.monotonic() + WARM_S
         ends_s = begins_s + seconds
         while time.monotonic() < ends_s:
-            producer.send_many(list(islice(source, BATCH)))
+            producer.send_columns(next(source))
             sent += BATCH
             if not used and time.monotonic() >= begins_s:
                 used, began_ns = process_cpu_s(pids), monotonic_ns()

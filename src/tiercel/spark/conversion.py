@@ -109,14 +109,19 @@ def already_internal(kind: t.DataType) -> str:
             return "type({v}) is bool"
         case t.DoubleType():
             return "type({v}) is float"
-        case _ if type(kind) in _BITS:
-            limit = 1 << (_BITS[type(kind)] - 1)
+        case _ if (limit := int_limit(kind)) is not None:
             if limit > _SHORT_INT:  # Python compares short ints faster, and most are short
                 short = f"{-_SHORT_INT} < {{v}} < {_SHORT_INT}"
                 return f"type({{v}}) is int and ({short} or {-limit} <= {{v}} < {limit})"
             return f"type({{v}}) is int and {-limit} <= {{v}} < {limit}"
         case _:
             return ""
+
+
+def int_limit(kind: t.DataType) -> int | None:
+    """Where the numbers of a whole type end; None for other types."""
+    bits = _BITS.get(type(kind))
+    return None if bits is None else 1 << (bits - 1)
 
 
 def to_internal(kind: t.DataType, where: str, nullable: bool, view: View = View.ROW) -> Convert:
