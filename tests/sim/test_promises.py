@@ -8,6 +8,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tiercel.core.records import Entry, Row
+from tiercel.core.runs import count_rows, is_run
 from tiercel.sim.campaign import run_points, run_seed, run_seeds
 from tiercel.sim.campaign import scenario_of as campaign_scenario
 from tiercel.sim.deployment import Deployment
@@ -46,6 +48,25 @@ def test_the_same_seed_twice_gives_the_same_trace() -> None:
     assert [run_seed(s, options).trace_hash for s in range(12)] == [
         run_seed(s, options).trace_hash for s in range(12)
     ]
+
+
+def test_rows_of_a_key_travel_as_one_in_some_scenarios() -> None:
+    runs = rows = 0
+    for seed in range(12):
+        scenario = campaign_scenario(seed, Options(faults=FAULTS, runs=1.0))
+        deployment = Deployment(scenario)
+        assert run(scenario, deployment=deployment).violations == []
+        logged = [
+            row for log in deployment.recorder.logs.values() for entry in log.values() for row in _rows(entry)
+        ]
+        runs += sum(is_run(row[2]) for row in logged)
+        rows += count_rows([row for row in logged if is_run(row[2])])
+    assert runs >= 200
+    assert rows >= 2 * runs
+
+
+def _rows(entry: Entry) -> list[Row]:
+    return [row for rows in entry.parts.values() for row in rows]
 
 
 def test_streams_with_a_delay_have_late_rows_and_idle_sites() -> None:
@@ -124,7 +145,7 @@ def scenario_without_moves(seed: int) -> Scenario:
     ],
 )
 def test_a_seed_that_once_failed_does_not_fail_again(seed: int, focus: dict[str, object], story: str) -> None:
-    found = {"timed": 0.0, "turns": 0.0}  # what was drawn when they were found
+    found = {"timed": 0.0, "turns": 0.0, "runs": 0.0}  # what was drawn when they were found
     options = Options(**{"faults": FAULTS, **found, **focus})  # type: ignore[arg-type]
     assert run_seed(seed, options).violations == [], story
 

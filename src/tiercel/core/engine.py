@@ -118,6 +118,8 @@ class Engine:
                 del out[before:]
                 handle.roll_back()
             alone = [single for row in rows for single in singles(row)]
+            if self.mutant == "runs-refused-whole":
+                alone = rows
             if len(alone) > 1:
                 for row in alone:
                     self.call_alone(state, key, row, times, offset, out, before)

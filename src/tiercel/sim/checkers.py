@@ -31,6 +31,7 @@ from tiercel.core.topology import Operator
 from tiercel.sim.deployment import Deployment
 from tiercel.sim.reference import KeyHistory, Reference
 from tiercel.sim.scenario import Journey, Traffic
+from tiercel.workloads.processors import plain
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -61,9 +62,8 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
                 sources[item] = (script.name, payload[1])
     for operator in deployment.topology.operators.values():
         scenario = deployment.scenario
-        reference = Reference(
-            operator, scenario.kinds[operator.name], scenario.coarser[operator.name], deployment.recorder
-        )
+        code = (scenario.kinds[operator.name], scenario.coarser[operator.name])
+        reference = Reference(operator, *code, deployment.recorder, scenario.encoded)
         histories = reference.run()
         found += [Violation("a-move-ends", text) for text in reference.missing]
         left_out = deployment.recorder.late.get(operator.name, set())
@@ -74,8 +74,9 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
         found += _behind_watermark(deployment, operator, histories)
         expected, sources = Counter(), {}
         for history in histories.values():
-            for n, output in enumerate(history.outputs):
-                key, _, payload = output.row
+            for n, (key, _, payload) in enumerate(
+                one for output in history.outputs for one in plain(output.row)
+            ):
                 expected[key, _plain(payload)] += 1
                 sources[key, _plain(payload)] = (history.key, n)
     return found
@@ -145,7 +146,7 @@ def _inputs(
     seen: dict[Any, int] = Counter()
     for history in histories.values():
         last: dict[Any, tuple[int, Any]] = {}
-        for key, _, payload in history.rows:
+        for key, _, payload in [one for row in history.rows for one in plain(row)]:
             payload = _plain(payload)
             seen[key, payload] += 1
             source = sources.get((key, payload))

@@ -10,15 +10,17 @@ from __future__ import annotations
 from tiercel.core.clients import MobileSource, Producer, Subscriber
 from tiercel.core.effects import Effect, SetTimer
 from tiercel.core.events import Connected, Event, TimerFired
-from tiercel.core.records import ABSENT_WATERMARK, StreamEntry
+from tiercel.core.records import ABSENT_WATERMARK, Row, StreamEntry
 from tiercel.sim.scenario import Journey, Traffic
+from tiercel.workloads.processors import encoded
 
 
 class ScriptedProducer:
     """A fixed producer with a script."""
 
-    def __init__(self, script: Traffic) -> None:
+    def __init__(self, script: Traffic, encodes: bool = False) -> None:
         self.script = script
+        self._encodes = encodes
         self.producer = Producer(script.name, script.site)
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
@@ -49,7 +51,8 @@ class ScriptedProducer:
             batch = script.frames[n + 1 - script.batch : n + 1] if (n + 1) % script.batch == 0 else []
             newest = max((row[1] for rows in batch for row in rows), default=None)
             watermark = ABSENT_WATERMARK if newest is None else newest - script.delay_ms
-        return self.producer.submit(script.stream, list(frame), watermark)
+        rows: list[Row] = encoded(frame) if self._encodes else list(frame)
+        return self.producer.submit(script.stream, rows, watermark)
 
     @property
     def finished(self) -> bool:
@@ -63,8 +66,9 @@ class ScriptedProducer:
 class ScriptedMobile:
     """A mobile source with a script of frames and stops."""
 
-    def __init__(self, script: Journey) -> None:
+    def __init__(self, script: Journey, encodes: bool = False) -> None:
         self.script = script
+        self._encodes = encodes
         self.source = MobileSource(script.name, script.stops[0][1])
         self.submitted = 0
         self.stop = 0
@@ -75,7 +79,10 @@ class ScriptedMobile:
         if isinstance(event, TimerFired):
             effects += self._travel(now_ms)
             if not self.finished:
-                effects += self.source.submit("input", list(self.script.frames[self.submitted]))
+                frame: list[Row] = list(self.script.frames[self.submitted])
+                effects += self.source.submit(
+                    "input", encoded(frame, joins=False) if self._encodes else frame
+                )
                 self.submitted += 1
         if isinstance(event, TimerFired) or not self._armed:
             self._armed = True

@@ -79,11 +79,12 @@ class Deployment:
                 self._add_instance(instance)
         for spare in self.scenario.spares:
             self._add_instance(spare)
+        encodes = self.scenario.encoded
         for script in self.scenario.traffic:
-            self._add(script.name, lambda life, items, script=script: ScriptedProducer(script))
+            self._add(script.name, lambda life, items, script=script: ScriptedProducer(script, encodes))
             self.network.declare(script.name, script.site, LOCAL_MS)
         for journey in self.scenario.journeys:
-            self._add(journey.name, lambda life, items, journey=journey: ScriptedMobile(journey))
+            self._add(journey.name, lambda life, items, journey=journey: ScriptedMobile(journey, encodes))
             for site in sorted({site for _, site in journey.stops}):
                 self.network.declare(journey.name, site, 2.0)
         for stream in self.topology.streams.values():
@@ -121,7 +122,10 @@ class Deployment:
         coarser = self.scenario.coarser[operator.name]
 
         def make(life: int, items: dict[StorageKey, Any]) -> Machine:
-            code = PlainCode(kind(operator.name, coarser), folded=True)  # the reference calls processors
+            made = kind(operator.name, coarser)
+            code = PlainCode(
+                made, folded=True, encodes=self.scenario.encoded
+            )  # the reference calls processors
             return Instance(name, operator, code, self.scenario.settings, life)
 
         self._add(name, make)

@@ -33,6 +33,7 @@ SPILLED = {"little_memory": 1.0, "timed": 0.0, "turns": 0.0}
 LATE = {"kinds": ("windows",), "sites_min": 2, "timed": 1.0}
 
 
+RUNS = {"kinds": ("choosy",), "runs": 1.0}
 HEIRS = {"faults": ("crash",), "recoveries": 1.0}
 
 
@@ -79,6 +80,7 @@ MUTANTS: dict[str, Mutant] = {
     "acknowledged-too-early": Mutant("R9", "a producer is told that its rows are safe before they are"),
     "emit-before-arrival": Mutant("R10", "the destination's outputs overtake the source's last ones"),
     "call-not-atomic": Mutant("R11", "what a call changed before it raised survives"),
+    "runs-refused-whole": Mutant("R11", "a row at fault takes the others of its run along", RUNS),
     "entries-merged": Mutant("R12", "a replay makes other calls than the first run did"),
     "attributes-survive": Mutant("R13", "a processor remembers things that a replay does not have"),
     "digests-not-compared": Mutant("R13", "a destination that differs from its source takes over"),
@@ -145,7 +147,9 @@ class Kill(NamedTuple):
 
 
 def options_of(mutant: str) -> Options:
-    return Options(**{"faults": FAULTS, "mutant": mutant, "recoveries": 0.0, **MUTANTS[mutant].focus})
+    return Options(
+        **{"faults": FAULTS, "mutant": mutant, "recoveries": 0.0, "runs": 0.0, **MUTANTS[mutant].focus}
+    )
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -38,10 +38,12 @@ class KeyHistory:
 class Reference:
     """The reference run of one operator."""
 
-    def __init__(self, operator: Operator, kind: str, coarser: bool, recorder: Recorder) -> None:
+    def __init__(
+        self, operator: Operator, kind: str, coarser: bool, recorder: Recorder, encodes: bool = False
+    ) -> None:
         self.operator = operator
         self.recorder = recorder
-        self.engine = Engine(PlainCode(KINDS[kind](operator.name, coarser)), operator)
+        self.engine = Engine(PlainCode(KINDS[kind](operator.name, coarser), encodes=encodes), operator)
         self.logs = {
             site: sorted(log.items()) for (site, name), log in recorder.logs.items() if name == operator.name
         }

@@ -108,6 +108,7 @@ class Scenario(msgspec.Struct, frozen=True):
     spares: tuple[str, ...] = ()  # instances that run and own nothing at first
     bytes_per_ms: dict[str, float] = {}  # "a b" -> bandwidth between two sites, where it is limited
     turn_ms: dict[str, float] = {}  # site -> its router takes what has come within such a time at once
+    encoded: bool = False  # payloads are bytes, and rows of a key that leave together are runs
 
     def without(self, index: int) -> Scenario:
         return msgspec.structs.replace(self, actions=[a for i, a in enumerate(self.actions) if i != index])
@@ -133,6 +134,7 @@ class Options(msgspec.Struct, frozen=True):
     recoveries: float = 0.3  # how often, among those with crashes, an instance is succeeded by several
     turns: float = 0.35  # how often routers take several events at once
     little_memory: float = 0.3  # how often instances may keep only a few keys in memory
+    runs: float = 0.4  # how often, where no operator is in event time, rows of a key travel as one
 
 
 FAULTS = (

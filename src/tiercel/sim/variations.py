@@ -2,7 +2,7 @@
 
 Responsible for: streams that make their own watermark, with late rows and silences; routers that take
     several events at once, and die within; instances that cannot keep all their keys in memory, or that
-    die and are succeeded by several.
+    die and are succeeded by several; rows of a key that travel as one.
 Not responsible for: sites, operators, moves, the other faults (scenario.py).
 """
 
@@ -21,7 +21,7 @@ replace = msgspec.structs.replace
 def vary(scenario: Scenario, options: Options) -> Scenario:
     """The scenario with its variations, if its seed has some."""
     varied = _turns(_own_watermarks(scenario, options), options)
-    return _recoveries(_little_memory(varied, options), options)
+    return _runs(_recoveries(_little_memory(varied, options), options), options)
 
 
 def _own_watermarks(scenario: Scenario, options: Options) -> Scenario:
@@ -94,6 +94,21 @@ def _little_memory(scenario: Scenario, options: Options) -> Scenario:
         return scenario
     limit = rng.choice((1, 1_000, 3_000))
     return replace(scenario, settings=replace(scenario.settings, memory_bytes_max=limit))
+
+
+def _runs(scenario: Scenario, options: Options) -> Scenario:
+    """Rows of a key that leave together travel as one; with larger frames, so that there are some."""
+    rng = random.Random(f"runs {scenario.seed}")
+    timed = any(operator.time_mode == "eventTime" for operator in scenario.topology.operators.values())
+    if timed or rng.random() >= options.runs:
+        return scenario
+    return replace(scenario, encoded=True, traffic=[_larger_frames(script) for script in scenario.traffic])
+
+
+def _larger_frames(script: Traffic) -> Traffic:
+    frames, size = script.frames, 3
+    together = [[row for frame in frames[n : n + size] for row in frame] for n in range(0, len(frames), size)]
+    return replace(script, frames=together, gap_ms=size * script.gap_ms)
 
 
 def _recoveries(scenario: Scenario, options: Options) -> Scenario:

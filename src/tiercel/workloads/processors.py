@@ -7,13 +7,19 @@ Not responsible for: being useful (workloads/ has the benchmark applications).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from zlib import crc32
+
+import msgspec
 
 from tiercel.core.engine import Fold
 from tiercel.core.keyed import Codec, Handle, kept_as_given
 from tiercel.core.records import Key, Row
+from tiercel.core.runs import join, singles
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[int, Any]).decode
 
 
 class TimerValues:
@@ -44,18 +50,50 @@ class ExpiredTimer:
         return self._expiry_ms
 
 
+def encoded(rows: Iterable[Row], *, joins: bool = True) -> list[Row]:
+    """Rows with their payloads as bytes, those of a key in runs: as producers send them, and instances.
+
+    A run has one event time, so each payload takes its own along; the run has that of its first row.
+    """
+    first: dict[Key, int] = {}
+    made: list[Row] = []
+    for key, event_time, payload in rows:
+        made.append(
+            (key, first.setdefault(key, event_time) if joins else event_time, _encode((event_time, payload)))
+        )
+    return [(key, first[key], payload) for key, _, payload in join(made)] if joins else made
+
+
+def plain(row: Row) -> list[Row]:
+    """The rows of a run, or of a single one, as they were before they were encoded."""
+    found: list[Row] = []
+    for key, event_time, payload in singles(row):
+        if type(payload) is bytes:
+            event_time, payload = _decode(payload)
+            payload = _tuples(payload)
+        found.append((key, event_time, payload))
+    return found
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if type(value) is list else value
+
+
 class PlainCode:
     """User code whose rows are (event time, payload) and whose outputs are rows as they are.
 
     `folded`: a processor that has a step function too is run by that. It must not make a difference.
+    `encodes`: its outputs are bytes, and those of one call are runs. A fold has a call for each row.
     """
 
     fold: Fold | None = None
 
-    def __init__(self, processor: Any, *, folded: bool = False) -> None:
+    def __init__(self, processor: Any, *, folded: bool = False, encodes: bool = False) -> None:
         self.processor = processor
-        if folded and hasattr(processor, "advance"):
-            self.fold = Fold("digest", processor.advance)
+        self._encodes = encodes
+        self._joins = not hasattr(processor, "advance")
+        if folded and not self._joins:
+            self.fold = Fold("digest", self._advance)
 
     def state_codec(self, name: str, schema: Any) -> Codec:
         return kept_as_given(name, schema)
@@ -67,13 +105,20 @@ class PlainCode:
         return user_key
 
     def user_rows(self, rows: list[Row]) -> Iterator[tuple[int, Any]]:
-        return iter([(row[1], row[2]) for row in rows])
+        return iter([(one[1], one[2]) for row in rows for one in plain(row)])
 
     def output_row(self, key: Key, output: Any) -> Row:
-        return output  # type: ignore[no-any-return]
+        return encoded([output])[0] if self._encodes else output
 
-    def output_rows(self, key: Key, outputs: Iterator[Any]) -> Iterator[Row]:
-        return outputs
+    def output_rows(self, key: Key, outputs: Iterator[Any]) -> Iterable[Row]:
+        return encoded(outputs, joins=self._joins) if self._encodes else outputs
+
+    def _advance(self, kept: Any, row: Row) -> tuple[Any, list[Row]]:
+        made: list[Row] = []
+        for one in plain(row):
+            kept, output = self.processor.advance(kept, one)
+            made.append(output)
+        return kept, encoded(made, joins=False) if self._encodes else made
 
     def timer_values(self, time_ms: int, watermark_ms: int) -> TimerValues:
         return TimerValues(time_ms, watermark_ms)
