@@ -17,6 +17,7 @@ from tiercel.core.records import KeyImage
 from tiercel.core.routing import slot_of
 from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, Topology
+from tiercel.runtime.pieces import FORMAT, MAGIC
 from tiercel.runtime.place import Manifest, Place, StreamFacts
 from tiercel.runtime.store import DamagedStore, Store
 from tiercel.runtime.tables import encode_key
@@ -168,7 +169,7 @@ def test_a_damaged_copy_is_named_nothing_is_made_and_the_last_whole_state_is_off
         assert run(capsys, "backup", str(storage), str(copy))[0] == 0
     [file] = copy.glob("processes/count*/base.000000000002.*")
     whole = file.read_bytes()
-    for damaged in (whole[: len(whole) // 2], whole.replace(b"tiercel-backup 2 ", b"tiercel-backup 9 "), b""):
+    for damaged in (whole[: len(whole) // 2], whole.replace(MAGIC + b" %d " % FORMAT, MAGIC + b" 9 "), b""):
         file.write_bytes(damaged)
         code, _, err = run(capsys, "restore", str(copy), str(there))
         assert code == 2

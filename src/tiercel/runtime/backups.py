@@ -20,11 +20,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote
+
+import msgspec
 
 from tiercel.runtime.locations import Location
 from tiercel.runtime.pieces import (
@@ -32,11 +34,14 @@ from tiercel.runtime.pieces import (
     Header,
     Needed,
     Pair,
+    Spot,
     glance,
     needed_runs,
     pack,
     unpack,
+    unpack_index,
     unpack_sections,
+    unpack_spot,
 )
 
 CHUNK_BYTES = 4 * 1024 * 1024  # of a base: what is in memory at a time
@@ -61,9 +66,18 @@ class Listed(NamedTuple):
 class Piece(NamedTuple):
     """A file that was read and is as it was written."""
 
+    name: str
     header: Header
     pairs: list[Pair]
     checksum: str
+    spots: list[Spot]  # of states that were left where they are
+
+
+class Wanted(NamedTuple):
+    """What of a file is read: sections that are needed; with `spots`, where the states of keys are."""
+
+    needed: Needed
+    spots: bool = False
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
@@ -185,10 +199,10 @@ class ProcessBackup:
         """The highest number of any file, whole or not."""
         return max((piece.number for piece in listed(self.location.names(self.folder))), default=0)
 
-    def pieces(self, up_to: int | None = None, needed: Needed | None = None) -> Iterator[Piece]:
+    def pieces(self, up_to: int | None = None, wanted: Wanted | None = None) -> Iterator[Piece]:
         """The files that make up the newest whole state, or the one of a number; each is checked.
 
-        With `needed`, sections whose keys are not are not read, and their pairs do not come.
+        With `wanted`, sections that are not needed are not read, and their pairs do not come.
         One that is missing or damaged ends it with an error that names it, and the last whole number before.
         """
         head = self.head() if up_to is None else self._head_if_whole()
@@ -204,7 +218,7 @@ class ProcessBackup:
         base = head.base if head is not None and head.base <= last else max(bases, default=0)
         try:
             tail = ""
-            for piece in ahead(self._chain(found, base, last, needed)):
+            for piece in ahead(self._chain(found, base, last, wanted)):
                 tail = piece.checksum
                 yield piece
             if head is not None and head.number == last and head.previous != tail:
@@ -264,7 +278,7 @@ class ProcessBackup:
         return None
 
     def _chain(
-        self, found: list[Listed], base: int, last: int, needed: Needed | None = None
+        self, found: list[Listed], base: int, last: int, wanted: Wanted | None = None
     ) -> Iterator[Piece]:
         """A base and the increments behind it."""
         places: dict[tuple[str, int, int], list[Listed]] = {}
@@ -273,23 +287,23 @@ class ProcessBackup:
         previous, chunk, final = "", 0, False
         while not final:
             chunks = places.get(("base", base, chunk), [])
-            piece = self._following(chunks, previous, f"base {base}, chunk {chunk},", needed)
+            piece = self._following(chunks, previous, f"base {base}, chunk {chunk},", wanted)
             yield piece
             previous, final, chunk = piece.checksum, piece.header.final, chunk + 1
         for number in range(base + 1, last + 1):
             increments = places.get(("increment", number, 0), [])
-            piece = self._following(increments, previous, f"increment {number}", needed)
+            piece = self._following(increments, previous, f"increment {number}", wanted)
             yield piece
             previous = piece.checksum
 
     def _following(
-        self, candidates: list[Listed], previous: str, what: str, needed: Needed | None = None
+        self, candidates: list[Listed], previous: str, what: str, wanted: Wanted | None = None
     ) -> Piece:
         """The one of these files that follows the one before."""
         damage: DamagedBackup | None = None
         for candidate in sorted(candidates, key=lambda c: c.life, reverse=True):
             try:
-                piece = (needed and self._partly(candidate.name, needed)) or self._get(candidate.name)
+                piece = (wanted and self._partly(candidate.name, wanted)) or self._get(candidate.name)
             except DamagedBackup as found:
                 damage = found
                 continue
@@ -303,9 +317,10 @@ class ProcessBackup:
             expected="every file that its head names",
         )
 
-    def _partly(self, name: str, needed: Needed) -> Piece | None:
+    def _partly(self, name: str, wanted: Wanted) -> Piece | None:
         """The sections of a file that are needed; None: all of it must be read, and is judged then."""
         path, where = f"{self.folder}/{name}", self._where(name)
+        spots: list[Spot] = []
         try:
             seen = glance(self.location.get(path, end=HEAD_BYTES))
             if seen is None or (seen.header.deployment, seen.header.process) != (
@@ -314,12 +329,27 @@ class ProcessBackup:
             ):
                 return None
             pairs: list[Pair] = []
-            for at, sections in needed_runs(seen, needed):
+            if wanted.spots:
+                index = self.location.get(path, seen.begin, seen.body)
+                spots = [
+                    msgspec.structs.replace(spot, at=spot.at + seen.body)
+                    for spot in unpack_index(index, seen.header, where)
+                ]
+            for at, sections in needed_runs(seen, wanted.needed):
                 size = sum(section.size for section in sections)
                 pairs += unpack_sections(self.location.get(path, at, at + size), sections, where)
         except FileNotFoundError:
             return None
-        return Piece(seen.header, pairs, seen.checksum)
+        return Piece(name, seen.header, pairs, seen.checksum, spots)
+
+    def values(self, name: str, spots: Sequence[Spot]) -> list[Pair]:
+        """The states that are at these spots of one file, which are in order and near each other."""
+        begin, where = spots[0].at, self._where(name)
+        try:
+            data = self.location.get(f"{self.folder}/{name}", begin, spots[-1].end)
+        except FileNotFoundError as error:
+            raise DamagedBackup(f"{where} is missing", expected="every file that its head names") from error
+        return [unpack_spot(data[spot.at - begin : spot.end - begin], spot, where) for spot in spots]
 
     def _is_ours(self, header: Header) -> bool:
         return (header.deployment, header.process) == (self.deployment, self.process)
@@ -341,7 +371,7 @@ class ProcessBackup:
             )
         if header.process != self.process:
             raise DamagedBackup(f"{where} is a backup of {header.process}", expected=f"one of {self.process}")
-        return Piece(header, pairs, checksum)
+        return Piece(name, header, pairs, checksum, [])
 
 
 def folder_of(process: str) -> str:

@@ -17,7 +17,7 @@ from tiercel.core.effects import StorageKey
 from tiercel.core.heirs import is_of_share
 from tiercel.core.records import Inheritance
 from tiercel.errors import UserError
-from tiercel.runtime.backups import ProcessBackup
+from tiercel.runtime.backups import ProcessBackup, Wanted
 from tiercel.runtime.locations import Location
 from tiercel.runtime.pieces import Pair
 from tiercel.runtime.place import Manifest, Place
@@ -67,7 +67,7 @@ def _share_of_backup(backup: ProcessBackup, inherited: Inheritance) -> dict[byte
         return bool(single) or not only_states or (first < highest and last >= lowest)
 
     found: dict[bytes, bytes | None] = {}
-    for piece in backup.pieces(needed=needed):
+    for piece in backup.pieces(wanted=Wanted(needed)):
         found.update(_share(piece.pairs, inherited))
     return found
 

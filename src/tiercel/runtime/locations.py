@@ -9,12 +9,15 @@ A file appears whole or not at all: object stores do that by themselves, a local
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tiercel.errors import UserError
+
+SLICE_BYTES = 16 * 1024  # that a thread reads in its turn, where speed is limited
 
 
 class Location:
@@ -28,6 +31,8 @@ class Location:
 
         self.url = url.rstrip("/") or url
         self._read_mb_s = read_mb_s
+        self._turn = threading.Lock()  # of threads that are not to be too fast together
+        self._busy_until_s = 0.0
         try:
             self._files, self._root = fsspec.core.url_to_fs(self.url)
         except (ImportError, OSError, ValueError) as error:
@@ -53,15 +58,28 @@ class Location:
 
     def get(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """The content of a file, or a part of it; FileNotFoundError if there is none."""
-        begun = time.monotonic()
+        found = self._get(name, start, end)
+        if self._read_mb_s:
+            self._take_time(len(found))
+        return found
+
+    def _take_time(self, size: int) -> None:
+        """As long as so many bytes take; who reads little does not wait for all of who reads much."""
+        for at in range(0, size, SLICE_BYTES):
+            with self._turn:
+                now = time.monotonic()
+                self._busy_until_s = (
+                    max(now, self._busy_until_s) + min(SLICE_BYTES, size - at) / 1e6 / self._read_mb_s
+                )
+                time.sleep(max(0.0, self._busy_until_s - now))
+
+    def _get(self, name: str, start: int | None, end: int | None) -> bytes:
         try:
             found = bytes(self._files.cat_file(self._path(name), start=start, end=end))
         except FileNotFoundError:
             raise
         except Exception as error:
             raise self._refusal("read", name, error) from error
-        if self._read_mb_s:
-            time.sleep(max(0.0, len(found) / 1e6 / self._read_mb_s - (time.monotonic() - begun)))
         return found
 
     def names(self, folder: str) -> list[str]:

@@ -4,11 +4,13 @@ Responsible for: the form of one file; noticing that it is damaged, of another k
     which of its sections are needed.
 Not responsible for: which files make up a backup (backups.py), where they lie (locations.py).
 
-    tiercel-backup 2 9f86d081884c7d65          the checksum covers everything behind this line
+    tiercel-backup 3 9f86d081884c7d65          the checksum covers everything behind this line
     {"kind":"increment","process":"count@cloud#1","number":17,...,"sections":[[first,last,size,checksum],...]}
+    the index: MessagePack of [[key, at, size, checksum, timers], ...], of the keys' states
     MessagePack of [[key, value or nil], ...], once for each section
 
-Pairs are in the order of their keys: whoever needs a few slots reads the sections that may have them.
+Pairs are in the order of their keys: whoever needs a few slots reads the sections that may have them. A
+section holds states of keys, or none: whoever needs those later reads the index and the other sections.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ import msgspec
 import xxhash
 
 from tiercel.errors import UserError
+from tiercel.runtime.tables import is_state, timers_in
 
 MAGIC = b"tiercel-backup"
-FORMAT = 2
+FORMAT = 3
 SECTION_BYTES = 256 * 1024  # at least, of all but the last one
 SECTIONS_MAX = 16  # so that the beginning of a file tells of all of them
 
@@ -40,6 +43,20 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
     last: str
     size: int  # bytes
     checksum: str
+
+
+class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where the state of a key is in a file, and the timers in it."""
+
+    key: bytes  # as it is stored
+    at: int  # behind the index
+    size: int  # 0: the key was deleted
+    checksum: int
+    timers: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.at + self.size
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -61,24 +78,44 @@ class Header(msgspec.Struct, frozen=True):
     chunk: int = 0  # in a base
     final: bool = True  # in a base: no chunk follows
     sections: tuple[Section, ...] = ()
+    index_bytes: int = 0
+    index_checksum: str = ""
 
 
 class DamagedBackup(UserError):
     """A file of a backup that must not be used."""
 
 
+_pair = msgspec.msgpack.Decoder(Pair)
 _pairs = msgspec.msgpack.Decoder(list[Pair])
+_spots = msgspec.msgpack.Decoder(list[Spot])
 
 
 def pack(header: Header, pairs: Sequence[Pair] = ()) -> tuple[bytes, str]:
     """The content of a file, and its checksum. The pairs are in the order of their keys."""
-    sections, bodies = [], []
+    sections: list[Section] = []
+    bodies: list[bytes] = []
+    spots: list[Spot] = []
+    at = 0
     for part in _sections(pairs):
-        bodies.append(msgspec.msgpack.encode(part))
+        encoded = [msgspec.msgpack.encode(pair) for pair in part]
+        head = _array_head(len(part))
+        bodies.append(head + b"".join(encoded))
         first, last = part[0][0].hex(), part[-1][0].hex()
         sections.append(Section(first, last, len(bodies[-1]), _checksum(bodies[-1])))
-    told = msgspec.json.encode(msgspec.structs.replace(header, sections=tuple(sections)))
-    body = b"\n".join([told, b"".join(bodies)])
+        if is_state(part[0][0]):
+            begin = at + len(head)
+            for (key, value), data in zip(part, encoded, strict=True):
+                size = 0 if value is None else len(data)
+                timers = () if value is None else timers_in(value)
+                spots.append(Spot(key, begin, size, xxhash.xxh3_64_intdigest(data), timers))
+                begin += len(data)
+        at += len(bodies[-1])
+    index = msgspec.msgpack.encode(spots)
+    told = msgspec.structs.replace(
+        header, sections=tuple(sections), index_bytes=len(index), index_checksum=_checksum(index)
+    )
+    body = b"\n".join([msgspec.json.encode(told), index + b"".join(bodies)])
     checksum = _checksum(body)
     return b"%s %d %s\n%s" % (MAGIC, FORMAT, checksum.encode(), body), checksum
 
@@ -89,6 +126,9 @@ def _sections(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
     part: list[Pair] = []
     filled = 0
     for pair, size in zip(pairs, sizes, strict=True):
+        if part and is_state(part[-1][0]) != is_state(pair[0]):
+            yield part
+            part, filled = [], 0
         part.append(pair)
         filled += size
         if filled >= enough:
@@ -96,6 +136,13 @@ def _sections(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
             part, filled = [], 0
     if part:
         yield part
+
+
+def _array_head(count: int) -> bytes:
+    """How MessagePack begins an array of so many."""
+    if count < 16:
+        return bytes((0x90 | count,))
+    return b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)
 
 
 def _checksum(data: bytes) -> str:
@@ -107,7 +154,12 @@ class Glance(NamedTuple):
 
     header: Header
     checksum: str
-    body: int  # where the first section begins
+    begin: int  # where the index begins
+
+    @property
+    def body(self) -> int:
+        """Where the first section begins."""
+        return self.begin + self.header.index_bytes
 
 
 def glance(beginning: bytes) -> Glance | None:
@@ -133,6 +185,26 @@ def needed_runs(seen: Glance, needed: Needed) -> list[tuple[int, list[Section]]]
     runs = groupby(placed, lambda p: needed(bytes.fromhex(p[1].first), bytes.fromhex(p[1].last)))
     found = [list(run) for wanted, run in runs if wanted]
     return [(run[0][0], [section for _, section in run]) for run in found]
+
+
+def unpack_index(data: bytes, header: Header, where: str) -> list[Spot]:
+    """Where the states of keys are."""
+    if _checksum(data) != header.index_checksum:
+        raise DamagedBackup(
+            f"{where} is damaged or incomplete: its index has the checksum {_checksum(data)}",
+            expected=header.index_checksum,
+        )
+    return _spots.decode(data)
+
+
+def unpack_spot(data: bytes, spot: Spot, where: str) -> Pair:
+    """The one pair of these bytes."""
+    found = xxhash.xxh3_64_intdigest(data)
+    if found != spot.checksum:
+        what = f"{where} is damaged or incomplete: a value has the checksum {found:016x}"
+        raise DamagedBackup(what, expected=f"{spot.checksum:016x}")
+    pair: Pair = _pair.decode(data)
+    return pair
 
 
 def unpack_sections(data: bytes, sections: Sequence[Section], where: str) -> list[Pair]:
@@ -171,4 +243,4 @@ def unpack(data: bytes, where: str) -> tuple[Header, list[Pair], str]:
         )
     line, _, rest = body.partition(b"\n")
     header = msgspec.json.decode(line, type=Header)
-    return header, unpack_sections(rest, header.sections, where), checksum
+    return header, unpack_sections(rest[header.index_bytes :], header.sections, where), checksum

@@ -54,11 +54,14 @@ def open_replicated(
     executor: str = "",
     *,
     is_instance: bool = False,
+    lazily: bool = False,
     prepare: Callable[[Path], object] = lambda directory: None,
 ) -> Replicated:
     """The storage of a router or an instance, whatever the deployment's durability is."""
     if manifest.replicas is None:
-        storage = open_storage(directory, manifest, process, is_instance=is_instance, prepare=prepare)
+        storage = open_storage(
+            directory, manifest, process, is_instance=is_instance, lazily=lazily, prepare=prepare
+        )
         return Replicated(storage, None)
     replicas = replicas_of(manifest, site_of(process) if is_instance else process)
     lives = Lives(place.lives, process)

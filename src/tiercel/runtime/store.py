@@ -18,7 +18,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 from rocksdict import AccessType, DbClosedError, DBCompressionType, Env, Options, Rdict, WriteBatch
@@ -28,7 +28,10 @@ from tiercel.core.records import Entry, KeyFacts, KeyImage
 from tiercel.errors import UserError
 from tiercel.runtime.packed import decode_stream_entry, encoder
 from tiercel.runtime.pieces import Pair
-from tiercel.runtime.tables import decode_key, decoders, encode_key, prefix_of
+from tiercel.runtime.tables import decode_key, decoders, encode_key, is_state, prefix_of, timers_in
+
+if TYPE_CHECKING:
+    from tiercel.runtime.away import Away
 
 Durability = Literal["os", "disk", "replica"]
 
@@ -36,8 +39,10 @@ LIFE: Final = b"\x00life"  # sorts before every table, and is none: counts the s
 BATCHES: Final = b"\x00batches"  # same: counts the batches that were handed over for a backup
 FORMAT_KEY: Final = b"\x00format"  # same: how everything here is written
 FORMAT: Final = 1  # grows when an older version could not read what a newer one has written
+RESTORING: Final = b"\x00restoring"  # same: some values are still in a backup (away.py)
 NO_TABLE: Final = b"\x00"  # what begins like this is about the store itself
 OPEN_TRIES = 5  # a writer may remove a file between our look at the directory and our opening it
+WHOLE_S_MAX = 120.0  # who looks at a store that is being restored waits so long for the rest
 LOCK_WAIT_S = 4.0  # a predecessor that Spark has cancelled may hold the lock for two seconds
 WRITE_BUFFER_BYTES = 64 * 1024 * 1024  # entries are often trimmed before they leave it for a file
 WRITE_BUFFER_BYTES_MIN = 8 * 1024 * 1024
@@ -46,18 +51,7 @@ WAL_BYTES_MAX = 256 * 1024 * 1024  # what a restart reads again at most
 _encode = encoder.encode
 
 
-class _StoredTimers(msgspec.Struct, array_like=True):
-    """A `KeyImage` of which only the timers are decoded."""
-
-    key: msgspec.Raw
-    epoch: int
-    at: int
-    values: msgspec.Raw
-    timers: tuple[int, ...] = ()
-
-
 NO_TIMERS: Final = KeyFacts()
-_decode_timers = msgspec.msgpack.Decoder(_StoredTimers).decode
 
 
 class DamagedStore(UserError):
@@ -98,6 +92,7 @@ class Store:
         tables: Mapping[str, Any] | None = None,
         next_life: Callable[[int], int] = lambda last: last + 1,
         memory_bytes_max: int = 0,
+        away: Away | None = None,
     ) -> None:
         self.durability = durability
         self._directory = directory
@@ -118,6 +113,10 @@ class Store:
         self.queued = 0  # seq of the last batch that was put here
         self.written = 0  # in the write-ahead log through this seq
         self._failure: Exception | None = None  # why nothing more is written
+        self._deleted: list[bytes] = []  # of the batch, while some values are away
+        self._away = away
+        if away is not None:
+            away.bring(self._put_all, self._whole)
 
     def add(self, write: Write) -> None:
         """Put one write behind the others; `commit` makes all of them real at once."""
@@ -132,6 +131,8 @@ class Store:
             batch.delete(name)
             if pairs is not None:
                 pairs.append((name, None))
+            if self._away is not None:
+                self._deleted.append(name)
         self.queued = write.seq
 
     def commit(self) -> int:
@@ -149,6 +150,9 @@ class Store:
             if self._hand_over is not None:
                 self.batches += 1
                 batch.put(BATCHES, self.batches.to_bytes(8))
+            if self._away is not None:
+                self._away.forget(self._deleted)
+                self._deleted.clear()
             try:
                 self._db.write(batch)
             except Exception as failure:
@@ -173,8 +177,11 @@ class Store:
     def pairs(self) -> tuple[int, Iterator[Pair]]:
         """Everything that is committed now, whatever is written meanwhile, and how many batches that is.
 
-        For any thread: an iterator of RocksDB stays where it began.
+        For any thread: an iterator of RocksDB stays where it began. It waits for what is still away.
         """
+        if self._away is not None and not self._away.wait():
+            reason = f"{self._directory} was closed before it was whole"
+            raise OSError(reason)
         return _all_pairs(self._db)
 
     def sync(self) -> None:
@@ -186,22 +193,30 @@ class Store:
 
         Without `values`, of an instance's own keys only `KeyFacts`: it reads the others when it needs them.
         """
-        inbox, state = encode_key(("inbox",)), encode_key(("state",))
+        inbox = encode_key(("inbox",))
         found: dict[StorageKey, Any] = {}
+        if self._away is not None:
+            if values:
+                self._away.wait()
+            for name, timers in self._away.names().items():  # first: what comes meanwhile is found below
+                found[decode_key(name)] = KeyFacts(timers) if timers else NO_TIMERS
         for data, value in self._scan(None):
             if data.startswith((NO_TABLE, inbox)):
                 continue
             key = decode_key(data)
-            if values or not data.startswith(state):
+            if values or not is_state(data):
                 found[key] = self._decoders[key[0]].decode(value)
             else:
-                timers = _decode_timers(value).timers
+                timers = timers_in(value)
                 found[key] = KeyFacts(timers) if timers else NO_TIMERS
         return found
 
     def read(self, place: StorageKey) -> tuple[KeyImage, int]:
         """A version of a key that is stored, and its bytes."""
-        data = self._db.get(encode_key(place))
+        name = encode_key(place)
+        data = self._db.get(name)
+        if data is None and self._away is not None:
+            data = self._away.read(name) or self._db.get(name)  # it may have come while we looked
         if data is None:
             reason = f"{place!r} is in the checkpoint, but not in {self._directory}"
             raise KeyError(reason)
@@ -230,7 +245,20 @@ class Store:
     def _scan(self, begin: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         return cast("Iterator[tuple[bytes, bytes]]", iter(self._db.items(from_key=begin)))
 
+    def _put_all(self, pairs: list[Pair]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for name, value in pairs:
+            batch.put(name, value)
+        self._db.write(batch)
+
+    def _whole(self) -> None:
+        self._db.flush_wal(True)
+        self._db.delete(RESTORING)
+        self._db.flush_wal(True)
+
     def close(self) -> None:
+        if self._away is not None:
+            self._away.stop()
         try:
             self.commit()
         finally:
@@ -239,11 +267,26 @@ class Store:
 
 
 class StoreView:
-    """A process's storage as it is now: what its writer has committed, without disturbing the writer."""
+    """A process's storage as it is now: what its writer has committed, without disturbing the writer.
 
-    def __init__(self, directory: Path) -> None:
+    One that is being restored is waited for; unless it need not be `whole`, as for a look at a few facts.
+    """
+
+    def __init__(self, directory: Path, *, whole: bool = True) -> None:
         self._directory = directory
-        self._db = _checked(_open_read_only(directory), directory)
+        give_up = time.monotonic() + WHOLE_S_MAX
+        while True:
+            self._db = _checked(_open_read_only(directory), directory)
+            self.restoring = self._db.get(RESTORING) is not None
+            if not (whole and self.restoring):
+                return
+            self._db.close()
+            if time.monotonic() > give_up:
+                what = f"{directory} is still being restored from its backup"
+                raise UserError(
+                    what, expected="a process that runs, and gets the rest", hint="try again later"
+                )
+            time.sleep(0.1)
 
     def get(self, key: StorageKey) -> Any:
         try:

@@ -5,7 +5,8 @@ Not responsible for: the store itself (store.py), files of a backup (backups.py)
 
     what lies here is            and a backup            then
     missing                      exists                  it is restored
-    of an older life, or less    exists                  it is set aside, and the backup restored
+    of an older life, or less,   exists                  it is set aside, and the backup restored
+        or was never whole
     anything else                or not                  it is opened as it is
 
 An older copy lies around where a process came back to an executor that it had left.
@@ -23,13 +24,15 @@ from urllib.parse import unquote
 
 from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
-from tiercel.runtime.backups import ProcessBackup
+from tiercel.runtime.away import Away, Spotted
+from tiercel.runtime.backups import ProcessBackup, Wanted
 from tiercel.runtime.locations import Location
 from tiercel.runtime.pieces import Header, Pair
 from tiercel.runtime.place import Manifest, Place
 from tiercel.runtime.safekeeping import Safekeeping
 from tiercel.runtime.shipping import Shipper
-from tiercel.runtime.store import Store, StoreView, fill
+from tiercel.runtime.store import RESTORING, Store, StoreView, fill
+from tiercel.runtime.tables import is_state
 
 ROCKSDB_FILE = "CURRENT"  # every directory of RocksDB has it
 EXECUTOR = "{executor}"
@@ -50,20 +53,27 @@ def open_storage(
     tables: Mapping[str, Any] | None = None,
     *,
     is_instance: bool = False,
+    lazily: bool = False,
     prepare: Callable[[Path], object] = lambda directory: None,
 ) -> Storage:
-    """The storage of a process, restored first if that is necessary, then prepared."""
+    """The storage of a process, restored first if that is necessary, then prepared.
+
+    `lazily`: the states of keys are restored while the process works; each that it needs at once.
+    """
     plan = manifest.backup
     limit = memory_limit(manifest, process)
     if plan is None:
         prepare(directory)
         return Storage(Store(directory, manifest.durability, tables, memory_bytes_max=limit), None)
     backup = ProcessBackup(Location(plan.location, plan.read_mb_s), manifest.id, process)
-    head = backup.head()
+    head, away = backup.head(), None
     if head is not None and not is_newest(directory, backup, head):
-        restore(backup, directory)
+        if lazily:
+            away = restore_outline(backup, directory)
+        else:
+            restore(backup, directory)
     prepare(directory)
-    store = Store(directory, manifest.durability, tables, backup.claim, limit)
+    store = Store(directory, manifest.durability, tables, backup.claim, limit, away)
     shipper = Shipper(store, backup, plan, head)
     return Storage(store, Safekeeping(shipper, safe_first=is_instance or plan.strict))
 
@@ -89,9 +99,9 @@ def is_newest(directory: Path, backup: ProcessBackup, head: Header) -> bool:
     """Whether what lies here is not older than the backup."""
     if not exists(directory):
         return False
-    with contextlib.closing(StoreView(directory)) as view:
+    with contextlib.closing(StoreView(directory, whole=False)) as view:
         life, batches = view.numbers
-    return life >= backup.last_life() and batches >= head.through
+    return not view.restoring and life >= backup.last_life() and batches >= head.through
 
 
 def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) -> Header:
@@ -109,6 +119,27 @@ def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) ->
 
     set_in_place(directory, parts(), numbers)
     return last[0]
+
+
+def restore_outline(backup: ProcessBackup, directory: Path) -> Away:
+    """As `restore`, but the states of keys stay where they are: what is left to bring."""
+    pairs: dict[bytes, bytes | None] = {}
+    places: dict[bytes, Spotted] = {}
+    last = None
+    for piece in backup.pieces(wanted=Wanted(lambda first, _: not is_state(first), spots=True)):
+        for name, value in piece.pairs:
+            pairs[name] = value
+            places.pop(name, None)
+        for spot in piece.spots:
+            pairs.pop(spot.key, None)
+            places.pop(spot.key, None)
+            if spot.size:
+                places[spot.key] = Spotted(piece.name, spot)
+        last = piece.header
+    assert last is not None, "a backup with a head has a base"
+    numbers = (max(backup.last_life(), last.life), last.through)
+    set_in_place(directory, [[*pairs.items(), (RESTORING, b"1")]], lambda: numbers)
+    return Away(backup, places)
 
 
 def set_in_place(

@@ -106,6 +106,32 @@ def decode_key(data: bytes) -> StorageKey:
     return tuple(elements)
 
 
+_STATE = prefix_of(("state",))
+
+
+class _StoredTimers(msgspec.Struct, array_like=True):
+    """A `KeyImage` of which only the timers are decoded."""
+
+    key: msgspec.Raw
+    epoch: int
+    at: int
+    values: msgspec.Raw
+    timers: tuple[int, ...] = ()
+
+
+_decode_timers = msgspec.msgpack.Decoder(_StoredTimers).decode
+
+
+def is_state(name: bytes) -> bool:
+    """Whether a stored key is that of a version of an instance's own key."""
+    return name.startswith(_STATE)
+
+
+def timers_in(value: bytes) -> tuple[int, ...]:
+    """Those of such a version."""
+    return _decode_timers(value).timers
+
+
 def decode_value(key: StorageKey, value: bytes) -> Any:
     """What stands under a key, by the table that it is in."""
     return decoders[str(key[0])].decode(value)

@@ -96,8 +96,12 @@ def build_host(
     directory = directory_of(place, manifest, name, executor)
     state = plan.state if plan is not None else StatePlan()
     prepare = functools.partial(upgrade_store, plan=state)
+    lazily = plan is not None and not state.renamed  # an upgrade goes through all of it first
     (store, backup), replication = open_replicated(
-        place, manifest, name, directory, executor, is_instance=plan is not None, prepare=prepare
+        *(place, manifest, name, directory, executor),
+        is_instance=plan is not None,
+        lazily=lazily,
+        prepare=prepare,
     )
     machine: Machine
     peers: Callable[[], Iterable[str]]

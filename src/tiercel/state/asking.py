@@ -51,7 +51,7 @@ def checkpoint(storage: str | Path, wait_s: float = WAIT_S_MAX) -> dict[str, int
 
 def _cursor(place: Place, name: str) -> Cursor | None:
     try:
-        with contextlib.closing(StoreView(place.process(name))) as view:
+        with contextlib.closing(StoreView(place.process(name), whole=False)) as view:
             found: Cursor | None = view.get(("cursor",))
             return found
     except Exception:  # it is being made, or files change under our eyes: we look again

@@ -1,0 +1,134 @@
+"""Values of a store that are still in its backup, and come while the store is in use.
+
+Responsible for: where each of them is; getting one at once when it is needed, and all in the background.
+Not responsible for: the files of a backup (backups.py), the store they come into (store.py).
+
+    restore: names and timers of all keys --> the process works --> a key is needed: it is read there
+                                                   |
+                                                   +--> a thread brings the others, until all are here
+
+A version of a key is written once and never changed, so it does not matter when it comes. What was deleted
+meanwhile does not come any more. Until everything is here the store says that it is not whole: a process that
+dies before begins anew with the backup, which has all that was ever told to others (decision 0019).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from tiercel.runtime.backups import ProcessBackup
+from tiercel.runtime.pieces import Pair, Spot
+
+log = logging.getLogger(__name__)
+
+RANGE_BYTES = 1024 * 1024  # brought at a time: an object store takes longer for many small ones
+RETRY_S = 1.0
+HEAD_START_S_MAX = 5.0  # while it catches up, a process has the backup for itself; at most so long
+CALM_S = 0.05  # without a read: it has caught up
+STOP_S_MAX = 5.0  # a location may not answer
+
+
+class Spotted(NamedTuple):
+    """A file of the backup, and where in it a value is."""
+
+    file: str
+    spot: Spot
+
+
+class Away:
+    """What a store does not have yet. All of it is for any thread."""
+
+    def __init__(self, backup: ProcessBackup, places: dict[bytes, Spotted]) -> None:
+        self._backup = backup
+        self._places = places  # guarded by the lock
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._read_s = float("inf")  # when one was last needed
+
+    def names(self) -> dict[bytes, tuple[int, ...]]:
+        """Of all that are away, their timers."""
+        with self._lock:
+            return {name: place.spot.timers for name, place in self._places.items()}
+
+    def read(self, name: bytes) -> bytes | None:
+        """One of them; None: it is not away any more."""
+        with self._lock:
+            place = self._places.get(name)
+        self._read_s = time.monotonic()
+        return None if place is None else self._backup.values(place.file, [place.spot])[0][1]
+
+    def forget(self, names: Iterable[bytes]) -> None:
+        """These were deleted: they must not come any more. Said before the store deletes them."""
+        with self._lock:
+            for name in names:
+                self._places.pop(name, None)
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def bring(self, put: Callable[[list[Pair]], object], whole: Callable[[], object]) -> None:
+        """Begin to bring them all; `put` stores some, `whole` is called when the last one is there."""
+        self._thread = threading.Thread(
+            target=self._run, args=(put, whole), name="tiercel-restore", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> bool:
+        """Until all are here; False: it was stopped before."""
+        self._ended.wait()
+        return not self._stopping
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(STOP_S_MAX)
+
+    def _run(self, put: Callable[[list[Pair]], object], whole: Callable[[], object]) -> None:
+        begun, count = time.monotonic(), len(self._places)
+        while time.monotonic() < min(begun + HEAD_START_S_MAX, self._read_s + CALM_S) and not self._stopping:
+            time.sleep(CALM_S / 2)
+        for file, spots in self._ranges():
+            failing = False
+            while not (self._stopping or self._brought(file, spots, put, failing)):
+                failing = True
+                time.sleep(RETRY_S)
+            if self._stopping:
+                return
+        whole()
+        log.info("%s: %d values restored in %.1f s", self._backup.process, count, time.monotonic() - begun)
+        self._ended.set()
+
+    def _brought(
+        self, file: str, spots: list[Spot], put: Callable[[list[Pair]], object], failing: bool
+    ) -> bool:
+        try:
+            pairs = self._backup.values(file, spots)
+        except Exception as error:  # the process goes on: what it needs it asks for itself
+            if not failing:
+                log.warning("the rest of %s waits for its backup: %s", self._backup.process, error)
+            return False
+        with self._lock:  # between our look and our put nobody deletes one of them
+            put([(name, value) for name, value in pairs if name in self._places])
+            for name, _ in pairs:
+                self._places.pop(name, None)
+        return True
+
+    def _ranges(self) -> Iterator[tuple[str, list[Spot]]]:
+        """Neighbours in one file, about so many bytes of them at a time."""
+        with self._lock:
+            places = sorted(self._places.values(), key=lambda place: (place.file, place.spot.at))
+        for file, of_file in groupby(places, key=lambda place: place.file):
+            spots: list[Spot] = []
+            for place in of_file:
+                if spots and place.spot.end - spots[0].at > RANGE_BYTES:
+                    yield file, spots
+                    spots = []
+                spots.append(place.spot)
+            yield file, spots
