@@ -79,10 +79,14 @@ class Away:
         )
         self._thread.start()
 
-    def wait(self) -> bool:
-        """Until all are here; False: it was stopped before."""
+    @property
+    def ended(self) -> bool:
+        """Whether all are here."""
+        return self._ended.is_set() and not self._stopping
+
+    def wait(self) -> None:
+        """Until all are here, or it was stopped."""
         self._ended.wait()
-        return not self._stopping
 
     def stop(self) -> None:
         self._stopping = True
@@ -110,14 +114,14 @@ class Away:
     ) -> bool:
         try:
             pairs = self._backup.values(file, spots)
+            with self._lock:  # between our look and our put nobody deletes one of them
+                put([(name, value) for name, value in pairs if name in self._places])
+                for name, _ in pairs:
+                    self._places.pop(name, None)
         except Exception as error:  # the process goes on: what it needs it asks for itself
             if not failing:
-                log.warning("the rest of %s waits for its backup: %s", self._backup.process, error)
+                log.warning("the rest of %s is not restored yet: %s", self._backup.process, error)
             return False
-        with self._lock:  # between our look and our put nobody deletes one of them
-            put([(name, value) for name, value in pairs if name in self._places])
-            for name, _ in pairs:
-                self._places.pop(name, None)
         return True
 
     def _ranges(self) -> Iterator[tuple[str, list[Spot]]]:

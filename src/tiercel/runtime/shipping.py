@@ -120,6 +120,8 @@ class Shipper:
         with self._lock:
             if grown or self._increments >= INCREMENTS_MAX:
                 self._drop_buffer()
+            if self._needs_base and not self._store.is_whole:
+                return  # what it lacks is in the files that a new base would supersede
             base, self._needs_base = self._needs_base, False
             pairs, self._pairs = self._pairs, {}
             size, self._bytes = self._bytes, 0

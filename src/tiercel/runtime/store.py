@@ -177,12 +177,14 @@ class Store:
     def pairs(self) -> tuple[int, Iterator[Pair]]:
         """Everything that is committed now, whatever is written meanwhile, and how many batches that is.
 
-        For any thread: an iterator of RocksDB stays where it began. It waits for what is still away.
+        For any thread: an iterator of RocksDB stays where it began. Not all there is, unless it is whole.
         """
-        if self._away is not None and not self._away.wait():
-            reason = f"{self._directory} was closed before it was whole"
-            raise OSError(reason)
         return _all_pairs(self._db)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no values are away any more."""
+        return self._away is None or self._away.ended
 
     def sync(self) -> None:
         """Blocks until the disk has everything that was committed before. For a thread."""
