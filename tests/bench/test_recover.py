@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tiercel.bench import recover
+from tiercel.bench import recover, recover_systems
 from tiercel.bench.measures import Outputs
 from tiercel.bench.recover import Steady, first_output_s, normal_s
+from tiercel.bench.recover_apps import FAILURES, Setup
 from tiercel.bench.recover_sweep import draw
+from tiercel.bench.recover_systems import Spark
 
 MS = 1_000_000
 
@@ -49,6 +51,33 @@ def test_of_a_tuple_that_came_out_twice_the_first_time_counts() -> None:
     once = recover._settled(twice)
     assert once.sensor.tolist() == [1, 2]
     assert once.emitted_ns.tolist() == [7, 8]
+
+
+class Struck(Spark):
+    """A query that does not miss the first worker that is killed."""
+
+    def __init__(self, place: Path) -> None:
+        self.setup = Setup(str(place), 1)
+        self.killed: list[int] = []
+
+    def _busy_worker(self) -> int:
+        return len(self.killed) + 1
+
+    def _strike(self, what: str, worker: int) -> int:
+        self.killed.append(worker)
+        if worker > 1:
+            (self.setup.place / FAILURES).write_bytes(b".")
+        return 1_000 * worker
+
+
+def test_sparks_worker_is_killed_until_the_query_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recover_systems, "MISSED_S_MAX", 0.05)
+    assert Struck(tmp_path).kill("worker") == 2_000
+    lost = Struck(tmp_path)
+    assert lost.kill("executor") == 1_000
+    assert lost.killed == [1]
 
 
 def test_a_ratio_needs_both() -> None:

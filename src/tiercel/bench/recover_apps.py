@@ -81,6 +81,9 @@ def run_tiercel(setup: Setup) -> None:
 # -- Spark --------------------------------------------------------------------------------------------
 
 
+FAILURES = "failures"  # a file with a byte for each time that the query has failed
+
+
 class Query:
     """Spark's query, started again whenever it fails."""
 
@@ -120,6 +123,8 @@ class Query:
             try:
                 query.awaitTermination()
             except Exception:  # whatever it is: it is what a user's supervision has to cope with
+                with (self._setup.place / FAILURES).open("ab") as failures:
+                    failures.write(b".")
                 query = self.start()
 
 

@@ -29,7 +29,7 @@ from tiercel.bench.averages import INPUT, SITE
 from tiercel.bench.measures import Outputs
 from tiercel.bench.outages import spark_home
 from tiercel.bench.processes import executor_of, kill, kill_all, kill_with_all_below, stats
-from tiercel.bench.recover_apps import OPERATOR, Setup
+from tiercel.bench.recover_apps import FAILURES, OPERATOR, Setup
 from tiercel.core.topology import instance_name
 from tiercel.errors import UserError
 from tiercel.runtime.place import Place
@@ -41,6 +41,8 @@ VICTIM = instance_name(OPERATOR, SITE, 1)
 READY_S_MAX = 120.0
 FILE_NS = 100_000_000  # of rows in one file for Spark
 DAEMON = b"pyspark.daemon"
+LOOK_S = 0.002
+MISSED_S_MAX = 10.0  # a query whose worker is missed fails long before
 
 
 class System(ABC):
@@ -221,11 +223,25 @@ class Spark(System):
             time.sleep(0.02)
 
     def kill(self, what: str) -> int:
+        """A worker is killed until the query fails of it: one that was just done is not missed."""
         while True:
             worker = self._busy_worker()
-            if worker:
-                return self._strike(what, worker)
-            time.sleep(0.002)
+            if not worker:
+                time.sleep(LOOK_S)
+                continue
+            before = self._failures()
+            killed_ns = self._strike(what, worker)
+            give_up = time.monotonic() + MISSED_S_MAX
+            while what == "worker" and self._failures() == before and time.monotonic() < give_up:
+                time.sleep(LOOK_S)
+            if what != "worker" or self._failures() > before:
+                return killed_ns
+
+    def _failures(self) -> int:
+        try:
+            return (self.setup.place / FAILURES).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def _busy_worker(self) -> int:
         """A Python worker with work under way: one that is idle is not missed when it dies."""
