@@ -40,6 +40,22 @@ def test_keys_come_back_and_keep_their_order(keys: list[tuple[object, ...]]) -> 
         ]
 
 
+@pytest.mark.parametrize("others", [{}, {("stream_head", "s"): 4}], ids=["last", "in between"])
+def test_where_no_key_has_timers_only_names_are_read(
+    tmp_path: Path, others: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {**others, ("head", "avg"): (3, 4, -1)}
+    states = {("state", n % 3, b"k%d" % n, 1): KeyImage(b"k", 1, 5, {"v": ["value", [n]]}) for n in range(9)}
+    store = Store(tmp_path / "s", "os")
+    store.add(Write(1, {**others, **states}))
+    store.commit()
+    every = store.items(values=False)
+    assert every.keys() == {*others, *states}
+    monkeypatch.setattr("tiercel.runtime.store.timers_in", None)
+    assert store.items(values=False, timers=False) == every
+    store.close()
+
+
 def test_a_new_life_finds_what_the_last_one_wrote(tmp_path: Path) -> None:
     store = Store(tmp_path / "s", "os")
     assert store.life == 1

@@ -60,6 +60,7 @@ class LoadCheckpoint(msgspec.Struct, frozen=True, gc=False):
     """
 
     values: bool = True  # False: of an instance's own keys only `KeyFacts`; it reads them when it needs them
+    timers: bool = True  # False: no key has any, so nobody needs to look for them
     inherited: Inheritance | None = None
 
 

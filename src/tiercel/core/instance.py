@@ -228,7 +228,9 @@ class Instance(Processing):
             self.phase = Phase.LOADING
             self._own = None
             # values are read when they are needed; unless a cursor is under way, which may yet delete some
-            step.effects.append(LoadCheckpoint(values=self.checkpointer.in_flight))
+            step.effects.append(
+                LoadCheckpoint(values=self.checkpointer.in_flight, timers=self.engine.has_timers)
+            )
 
     def _check_newest(self, items: dict[StorageKey, Any], told: int) -> None:
         """What a checkpoint covers is trimmed from the log: without it, going on would lose that silently."""

@@ -342,7 +342,7 @@ class Host:
                 case LoadCheckpoint(inherited=Inheritance() as inherited):
                     self._inheriting = self._loop.create_task(self._inherit(inherited))
                 case LoadCheckpoint():
-                    self.take(self._loaded(effect.values))
+                    self.take(self._loaded(effect))
                 case Note():
                     self.story.append(effect.text)
                     log.info("%s: %s", self.name, effect.text)
@@ -368,11 +368,11 @@ class Host:
             raise MissingStore(self.name)
         return self._store
 
-    def _loaded(self, values: bool) -> CheckpointLoaded:
+    def _loaded(self, effect: LoadCheckpoint) -> CheckpointLoaded:
         """This place is ours alone: the store's lock keeps a predecessor out."""
         store = self._needed_store()
         store.commit()
-        return CheckpointLoaded(store.items(values=values), store)
+        return CheckpointLoaded(store.items(values=effect.values, timers=effect.timers), store)
 
     async def _inherit(self, inherited: Inheritance) -> None:
         """In a thread: it may come from far away, and our peers must not think that we are dead."""

@@ -190,28 +190,48 @@ class Store:
         """Blocks until the disk has everything that was committed before. For a thread."""
         self._db.flush_wal(True)
 
-    def items(self, *, values: bool = True) -> dict[StorageKey, Any]:
+    def items(self, *, values: bool = True, timers: bool = True) -> dict[StorageKey, Any]:
         """Everything, for recovery. Entries of inboxes and output logs are left out: readers ask for them.
 
         Without `values`, of an instance's own keys only `KeyFacts`: it reads the others when it needs them.
+        Without `timers` none of them has any, and their values are not even looked at.
         """
         inbox = encode_key(("inbox",))
         found: dict[StorageKey, Any] = {}
         if self._away is not None:
             if values:
                 self._away.wait()
-            for name, timers in self._away.names().items():  # first: what comes meanwhile is found below
-                found[decode_key(name)] = KeyFacts(timers) if timers else NO_TIMERS
-        for data, value in self._scan(None):
+            for name, known in self._away.names().items():  # first: what comes meanwhile is found below
+                found[decode_key(name)] = KeyFacts(known) if known else NO_TIMERS
+        for data, value in self._everything(states=values or timers):
             if data.startswith((NO_TABLE, inbox)):
                 continue
             key = decode_key(data)
-            if values or not is_state(data):
+            if value is not None and (values or not is_state(data)):
                 found[key] = self._decoders[key[0]].decode(value)
             else:
-                timers = timers_in(value)
-                found[key] = KeyFacts(timers) if timers else NO_TIMERS
+                known = () if value is None else timers_in(value)
+                found[key] = KeyFacts(known) if known else NO_TIMERS
         return found
+
+    def _everything(self, *, states: bool) -> Iterator[Pair]:
+        """All pairs in order; without `states`, those of keys' states have no value."""
+        begin: bytes | None = None
+        while True:
+            for data, value in self._scan(begin):
+                if not states and is_state(data):
+                    begin = data
+                    break
+                yield data, value
+            else:
+                return
+            for data in cast("Iterator[bytes]", iter(self._db.keys(from_key=begin))):
+                if not is_state(data):
+                    begin = data
+                    break
+                yield data, None
+            else:
+                return
 
     def read(self, place: StorageKey) -> tuple[KeyImage, int]:
         """A version of a key that is stored, and its bytes."""

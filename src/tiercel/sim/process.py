@@ -177,7 +177,11 @@ class Life:
                         self._process.take_over_newest()
                     items = self._stored(effect.inherited)
                     if not effect.values:
-                        items = {k: KeyFacts(v.timers) if k[0] == "state" else v for k, v in items.items()}
+                        timers = effect.timers  # told that there are none, a driver does not look for them
+                        items = {
+                            k: KeyFacts(v.timers if timers else ()) if k[0] == "state" else v
+                            for k, v in items.items()
+                        }
                     loaded = CheckpointLoaded(items, LifeShelf(self))
                     world.call_after(self.disk.read_ms, self.take, loaded)
                 case Note():
