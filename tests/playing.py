@@ -11,6 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, assert_never
 
+import msgspec
+
 from tiercel.control.controller import Controller
 from tiercel.core import messages as m
 from tiercel.core.effects import (
@@ -220,9 +222,11 @@ class Stage:
                     answer = (name, LogRead(effect.inbox, effect.reader, self.read(name, effect)))
                     (self.reads if effect.reader in self.slow_readers else self._queue).append(answer)
                 case LoadCheckpoint(inherited=Inheritance() as inherited):
-                    self._queue.append((name, self.loaded_share(inherited)))
+                    answer = msgspec.structs.replace(self.loaded_share(inherited), number=effect.number)
+                    self._queue.append((name, answer))
                 case LoadCheckpoint(values=values):
-                    self._queue.append((name, self.loaded(name, values)))
+                    answer = msgspec.structs.replace(self.loaded(name, values), number=effect.number)
+                    self._queue.append((name, answer))
                 case SetTimer():
                     self.timers[name, effect.name] = effect.at_ms
                 case Note():

@@ -26,15 +26,32 @@ def publish(subscriber: Subscriber, *offsets: int) -> list[object]:
 def test_a_producer_that_meets_numbers_it_never_sent_has_a_rival_and_sends_no_more() -> None:
     producer = Producer("p", HOME)
     producer.on_event(Connected(HOME), 0.0)
-    producer.on_event(Received(HOME, m.ProducerMark("p", 7)), 0.0)  # an earlier life's
+    producer.on_event(Received(HOME, m.ProducerMark("p", 7, "")), 0.0)  # an earlier life's
     assert (producer.acknowledged, producer.rival) == (7, False)
     assert len(producer.submit("in", [])) == 1
     producer.on_event(Disconnected(HOME), 0.0)
     producer.submit("in", [])  # 9, never sent
     producer.on_event(Connected(HOME), 0.0)
-    assert producer.on_event(Received(HOME, m.ProducerMark("p", 9)), 0.0) == []
+    assert producer.on_event(Received(HOME, m.ProducerMark("p", 9, "")), 0.0) == []
     assert producer.rival
     assert producer.submit("in", []) == []
+
+
+def test_what_an_earlier_program_of_its_name_is_told_late_is_not_where_a_producer_begins() -> None:
+    """Found by seed 11058: one frame of it was durable, another was not yet; both numbers were taken anew.
+
+    With one frame in between, the router would have taken the new row for one that it has: it was lost.
+    """
+    producer = Producer("p", HOME, "newer")
+    producer.on_event(Connected(HOME), 0.0)
+    assert producer.on_event(Received(HOME, m.ProducerMark("p", 3)), 0.0) == []
+    assert producer.on_event(Received(HOME, m.ProducerMark("p", 3, "older")), 0.0) == []
+    assert not producer.greeted
+    producer.on_event(Received(HOME, m.ProducerMark("p", 4, "newer")), 0.0)
+    (sent,) = producer.submit("in", [(b"k", 0, 1)])
+    assert isinstance(sent, Send)
+    assert sent.message.seq == 5
+    assert not producer.rival
 
 
 class Programs:

@@ -125,9 +125,11 @@ def test_an_heir_whose_name_was_used_before_does_not_take_its_old_store_for_what
     inherited = Inheritance(DEAD, KeySet(slots=frozenset({1})), 9)
     reply = m.AttachReply(1, 1, 1, 0, -1, False, 0, [], [], [], inherited)
     effects = heir.on_event(Received("a", reply), 0.0)
-    assert LoadCheckpoint(values=False, timers=False) in effects
-    effects = heir.on_event(CheckpointLoaded({("cursor",): "of an older time"}), 0.0)
-    assert effects == [LoadCheckpoint(inherited=inherited)]
+    assert LoadCheckpoint(values=False, timers=False, number=1) in effects
+    effects = heir.on_event(CheckpointLoaded({("cursor",): "of an older time"}, number=1), 0.0)
+    assert effects == [LoadCheckpoint(timers=False, inherited=inherited, number=2, adopt=True)]
+    assert not heir.on_event(CheckpointLoaded({("cursor",): "of an older time"}, number=1), 0.0)
+    assert not heir.loaded
 
 
 def test_an_heir_gives_keys_away_only_once_it_has_read_all_that_it_inherited() -> None:

@@ -20,6 +20,7 @@ from tiercel.sim.scenario import FAULTS, Action, Options, Scenario, draw
 
 WIDE = {"sites_max": 6, "scales": True}
 AS_DRAWN = {"timed": Options().timed, "turns": Options().turns}
+AS_SEEN = {**AS_DRAWN, "runs": Options().runs}
 DELAYED = {**WIDE, "kinds": ("windows", "chained"), "timed": 1.0, "turns": 0.35}
 BLOCKS = 5
 SEEDS_PER_BLOCK = 60  # 300 seeds in all
@@ -142,6 +143,7 @@ def scenario_without_moves(seed: int) -> Scenario:
         (71, {}, "a fold changed keys that a checkpoint had still to read"),
         (42, AS_DRAWN, "a checkpoint of arrivals made count what a crash had cut short of an earlier one"),
         (250, AS_DRAWN, "the same, and its keys were forgotten"),
+        (11058, AS_SEEN, "a producer took what its predecessor was told late for its own greeting"),
     ],
 )
 def test_a_seed_that_once_failed_does_not_fail_again(seed: int, focus: dict[str, object], story: str) -> None:

@@ -172,8 +172,8 @@ class Site:
                 self._waiting.append((at, "Durable", Durable(seq)))
             case ReadLog(inbox=inbox, reader=reader):
                 self._waiting.append((at, "LogRead", LogRead(inbox, reader, [])))
-            case LoadCheckpoint():
-                self._waiting.append((at, "start", CheckpointLoaded({})))
+            case LoadCheckpoint(number=number):
+                self._waiting.append((at, "start", CheckpointLoaded({}, number=number)))
             case _:
                 pass  # timers: the run is over before one is due
 

@@ -144,19 +144,20 @@ class Checkpointer:
         if scope is Scope.ARRIVALS and last is not None and few:
             if not arrivals:
                 return
-            own = (last.applied, last.incarnation, last.time_ms, last.watermark_ms)
+            own, era = (last.applied, last.incarnation, last.time_ms, last.watermark_ms), last.era
         elif stalled:
             return  # it may have voted, but rows of it wait: behind them nothing can be claimed
         else:
             scope, older = Scope.EVERYTHING, []
             own = (instance.applied, instance.incarnation, instance.time_ms, instance.watermark_ms)
+            era = instance.space.era
         rests_on = own[0]
         for arriving, position in arrivals:
             if position[0] == OWN or site_of(arriving.source) == instance.router:
                 rests_on = max(rests_on, position[1])
         self.generation += 1
         images = [arrival_image(arriving, position) for arriving, position in arrivals]
-        cursor = Cursor(self.generation, *own, [*images, *older])
+        cursor = Cursor(self.generation, *own, [*images, *older], era)
         taken = self.taken = Taken(scope, cursor, rests_on, instance.flushes)
         if scope is Scope.EVERYTHING:
             self._take_own(taken)
@@ -367,7 +368,9 @@ class Checkpointer:
                     if isinstance(value, KeyFacts):
                         instance.space.install_cold(key, version, value.timers)
                     else:
-                        instance.space.install(value, value.epoch)
+                        era, slot = instance.space.era, slot_of(key, instance.operator.slots)
+                        epoch = value.epoch if era is None else era.epoch(value, version, slot)
+                        instance.space.install(value, epoch)
                         if instance.space.spill.active:
                             instance.space.spill.saw(key, value.size_bytes)
                     self._stored[key] = version
@@ -421,6 +424,7 @@ def load(instance: Processing, items: dict[StorageKey, Any], start: int, waterma
     instance.incarnation = cursor.incarnation
     instance.time_ms, instance.watermark_ms = cursor.time_ms, cursor.watermark_ms
     instance.durable = cursor.applied
+    instance.space.era = cursor.era
     instance.routes.take(items.get(("routes",), TableUpdate({}, {})))
     for image in cursor.arrivals:
         instance.arriving[image.move] = load_arrival(instance, image)

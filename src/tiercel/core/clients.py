@@ -50,8 +50,10 @@ class Producer:
                 return [Send(self.site, m.Hello(self.name, self.life, self._met))]
             case Disconnected(peer=self.site):
                 self.greeted = False
-            case Received(message=m.ProducerMark(seq=seq)):
-                return self._on_mark(seq)
+            case Received(message=m.ProducerMark(seq=seq, greets=greets)):
+                if self.greeted or greets == self.life:
+                    return self._on_mark(seq)
+                # else what an earlier program of this name is told late: more of its frames may be under way
             case Received(message=m.ProducerFenced()):
                 self.rival = True
             case _:

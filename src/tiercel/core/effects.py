@@ -62,6 +62,8 @@ class LoadCheckpoint(msgspec.Struct, frozen=True, gc=False):
     values: bool = True  # False: of an instance's own keys only `KeyFacts`; it reads them when it needs them
     timers: bool = True  # False: no key has any, so nobody needs to look for them
     inherited: Inheritance | None = None
+    number: int = 0  # comes back in the answer: one to an earlier question is of no use any more
+    adopt: bool = False  # of a share: it may be put into our own storage, and count there like our own
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):

@@ -53,6 +53,8 @@ class CheckpointLoaded(msgspec.Struct, frozen=True, gc=False):
 
     items: dict[StorageKey, Any]
     shelf: Shelf | None = None  # reads stored versions from now on; without one all values stay in memory
+    number: int = 0  # of the question
+    adopted: bool = False  # our own storage holds this share, and tells nothing durable before all of it came
 
 
 class TimerFired(msgspec.Struct, frozen=True, gc=False):

@@ -227,10 +227,10 @@ class Instance(Processing):
             self.flushes = flushes
             self.phase = Phase.LOADING
             self._own = None
+            self._asked += 1
             # values are read when they are needed; unless a cursor is under way, which may yet delete some
-            step.effects.append(
-                LoadCheckpoint(values=self.checkpointer.in_flight, timers=self.engine.has_timers)
-            )
+            values, timers = self.checkpointer.in_flight, self.engine.has_timers
+            step.effects.append(LoadCheckpoint(values, timers, number=self._asked))
 
     def _check_newest(self, items: dict[StorageKey, Any], told: int) -> None:
         """What a checkpoint covers is trimmed from the log: without it, going on would lose that silently."""
@@ -240,7 +240,7 @@ class Instance(Processing):
             raise LostCheckpoint(self.name, found, told)
 
     def _on_loaded(self, step: Step, loaded: CheckpointLoaded) -> None:
-        if self.phase is not Phase.LOADING or self._reply is None:
+        if self.phase is not Phase.LOADING or self._reply is None or loaded.number != self._asked:
             return
         items: dict[StorageKey, Any] = loaded.items
         self.space.spill.shelf = loaded.shelf
@@ -250,14 +250,18 @@ class Instance(Processing):
         inherited = self._reply.inherited
         if inherited is not None and inherited.fresh and self._own is None:
             self._own = items  # of a checkpoint that was never finished, or of a time before it was retired
-            step.effects.append(LoadCheckpoint(inherited=inherited))
+            self._asked += 1
+            adopt, timers = not self.checkpointer.in_flight, self.engine.has_timers
+            step.effects.append(
+                LoadCheckpoint(timers=timers, inherited=inherited, number=self._asked, adopt=adopt)
+            )
             return
         if self._reply.stored and not self._reply.fresh and self._own is None:
             self._check_newest(items, self._reply.start)
         load(self, items, self._reply.start, self._reply.start_watermark_ms)
-        if self._own is not None:
+        if self._own is not None and not loaded.adopted:
             self.checkpointer.inherited(self._own)
-            self._own = None
+        self._own = None
         self.loaded = True
         self._resume(step)
         self.checkpointer.arm(step)

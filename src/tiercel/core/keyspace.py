@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Set
 from itertools import chain, islice
 
 from tiercel.core.keyed import KeyState
-from tiercel.core.records import Key, KeyImage
+from tiercel.core.records import Era, Key, KeyImage
 from tiercel.core.routing import slot_of
 from tiercel.core.snapshots import Snapshot
 from tiercel.core.spill import Spill
@@ -41,6 +41,7 @@ class KeySpace:
         self.slots = slots
         self.keys: dict[Key, KeyState] = {}
         self.cold: dict[Key, int] = {}  # not in memory: the generation under which it is stored
+        self.era: Era | None = None  # of stored versions that are of an owner before us
         self.spill = Spill(self, memory_bytes_max, mutant)
         self.by_slot: dict[int, set[Key]] = {}
         self.dirty: dict[Key, None] = {}  # in order, so that a run is a function of its seed
@@ -63,8 +64,9 @@ class KeySpace:
         """The state of a key that has some; from now on it is in memory."""
         state = self.keys.get(key)
         if state is None and key in self.cold:
-            image, size_bytes = self.spill.read(key, self.cold.pop(key))
-            state = self.keys[key] = self._restored(image)
+            generation = self.cold.pop(key)
+            image, size_bytes = self.spill.read(key, generation)
+            state = self.keys[key] = self._restored(image, generation)
             if self.spill.active:
                 self.spill.saw(key, size_bytes)
             if state.empty:  # of variables that the user's code has deleted
@@ -76,12 +78,15 @@ class KeySpace:
         """The state of a key that has some, for a look: if it is not in memory it stays so."""
         state = self.keys.get(key)
         if state is None and key in self.cold:
-            state = self._restored(self.spill.read(key, self.cold[key])[0])
+            generation = self.cold[key]
+            state = self._restored(self.spill.read(key, generation)[0], generation)
             return None if state.empty else state
         return state
 
-    def _restored(self, image: KeyImage) -> KeyState:
-        state = KeyState(image.epoch, self._user_key(image.key), slot_of(image.key, self.slots))
+    def _restored(self, image: KeyImage, generation: int) -> KeyState:
+        slot = slot_of(image.key, self.slots)
+        epoch = self.era.epoch(image, generation, slot) if self.era is not None else image.epoch
+        state = KeyState(epoch, self._user_key(image.key), slot)
         state.restore(image, self._deleted)
         return state
 

@@ -23,6 +23,7 @@ from tiercel.core.records import (
     Compare,
     Done,
     Entry,
+    Era,
     Flip,
     Inherited,
     Key,
@@ -73,6 +74,7 @@ class Processing:
         self.halting = ""
         self._reply: m.AttachReply | None = None
         self._own: dict[StorageKey, Any] | None = None  # what we have stored ourselves, while we inherit
+        self._asked = 0  # number of the last `LoadCheckpoint`
 
     def reset(self) -> None:
         """Forget everything in memory: the checkpoint is all there is."""
@@ -202,8 +204,8 @@ class Processing:
         """What we make of our keys from here on is of their new epoch, and every checkpoint must know."""
         self.routes.take(update)
         if any(route.instance == self.name for route in update.slots.values()):
-            for key in list(self.space.cold):
-                self.space.find(key)  # for once all of them: what is stored of them is of the old epoch
+            if self.settings.mutant != "inherited-epochs-kept":
+                self.space.era = Era(self.checkpointer.generation, update)  # for those that are only stored
             self.space.about_to_change(self.space.keys)
             for key, state in self.space.keys.items():
                 state.epoch = self._epoch_of(key)

@@ -133,6 +133,20 @@ class Inherited(msgspec.Struct, frozen=True, tag=True):
     update: TableUpdate
 
 
+class Era(msgspec.Struct, frozen=True):
+    """Whatever was stored up to a generation is of owners before; who reads it goes on with these epochs."""
+
+    generation: int
+    routes: TableUpdate
+
+    def epoch(self, image: KeyImage, generation: int, slot: int) -> int:
+        """Of a key whose stored version is of that generation."""
+        if generation > self.generation:
+            return image.epoch
+        route = self.routes.keys.get(image.key) or self.routes.slots.get(slot)
+        return image.epoch if route is None else route.epoch
+
+
 Control = Tick | Watermark | Begin | Compare | Abort | Flip | Adopt | Done | Inherited
 
 

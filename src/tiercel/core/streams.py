@@ -124,9 +124,11 @@ class Producers:
         step.put(("producer", producer), seq)
         return True
 
-    def acknowledge(self, step: Step, to: str, producer: str, *, early: bool = False) -> None:
+    def acknowledge(
+        self, step: Step, to: str, producer: str, *, early: bool = False, greets: str | None = None
+    ) -> None:
         send = step.send if early else step.send_durable
-        send(to, m.ProducerMark(producer, self.marks.get(producer, 0)))
+        send(to, m.ProducerMark(producer, self.marks.get(producer, 0), greets))
 
     def hello(self, step: Step, to: str, hello: m.Hello) -> None:
         """The latest program of a name has it. Numbers alone would not tell two programs apart."""
@@ -137,4 +139,4 @@ class Producers:
         if hello.life != life:
             self.lives[hello.producer] = hello.life
             step.put(("producer_life", hello.producer), hello.life)
-        self.acknowledge(step, to, hello.producer)
+        self.acknowledge(step, to, hello.producer, greets=hello.life)

@@ -14,7 +14,7 @@ import msgspec
 from tiercel.core import messages as m
 from tiercel.core.arrival_images import ArrivalImage
 from tiercel.core.effects import StorageKey
-from tiercel.core.records import Key, KeyImage, TableUpdate
+from tiercel.core.records import Era, Key, KeyImage, TableUpdate
 from tiercel.core.snapshots import Snapshot
 
 
@@ -35,6 +35,7 @@ class Cursor(msgspec.Struct, frozen=True):
     time_ms: int
     watermark_ms: int
     arrivals: list[ArrivalImage]
+    era: Era | None = None
 
 
 class Taken:

@@ -37,6 +37,7 @@ class Spotted(NamedTuple):
     """A file of the backup, and where in it a value is."""
 
     file: str
+    body: int  # where the spots of this file begin to be counted
     spot: Spot
 
 
@@ -62,7 +63,7 @@ class Away:
         with self._lock:
             place = self._places.get(name)
         self._read_s = time.monotonic()
-        return None if place is None else self._backup.values(place.file, [place.spot])[0][1]
+        return None if place is None else self._backup.values(place.file, place.body, [place.spot])[0][1]
 
     def forget(self, names: Iterable[bytes]) -> None:
         """These were deleted: they must not come any more. Said before the store deletes them."""
@@ -89,7 +90,10 @@ class Away:
         self._ended.wait()
 
     def stop(self) -> None:
-        self._stopping = True
+        """Nothing comes any more, whatever is under way."""
+        with self._lock:
+            self._stopping = True
+            self._places = {}
         self._ended.set()
         if self._thread is not None:
             self._thread.join(STOP_S_MAX)
@@ -98,9 +102,9 @@ class Away:
         begun, count = time.monotonic(), len(self._places)
         while time.monotonic() < min(begun + HEAD_START_S_MAX, self._read_s + CALM_S) and not self._stopping:
             time.sleep(CALM_S / 2)
-        for file, spots in self._ranges():
+        for file, body, spots in self._ranges():
             failing = False
-            while not (self._stopping or self._brought(file, spots, put, failing)):
+            while not (self._stopping or self._brought(file, body, spots, put, failing)):
                 failing = True
                 time.sleep(RETRY_S)
             if self._stopping:
@@ -110,10 +114,10 @@ class Away:
         self._ended.set()
 
     def _brought(
-        self, file: str, spots: list[Spot], put: Callable[[list[Pair]], object], failing: bool
+        self, file: str, body: int, spots: list[Spot], put: Callable[[list[Pair]], object], failing: bool
     ) -> bool:
         try:
-            pairs = self._backup.values(file, spots)
+            pairs = self._backup.values(file, body, spots)
             with self._lock:  # between our look and our put nobody deletes one of them
                 put([(name, value) for name, value in pairs if name in self._places])
                 for name, _ in pairs:
@@ -124,15 +128,15 @@ class Away:
             return False
         return True
 
-    def _ranges(self) -> Iterator[tuple[str, list[Spot]]]:
+    def _ranges(self) -> Iterator[tuple[str, int, list[Spot]]]:
         """Neighbours in one file, about so many bytes of them at a time."""
         with self._lock:
             places = sorted(self._places.values(), key=lambda place: (place.file, place.spot.at))
-        for file, of_file in groupby(places, key=lambda place: place.file):
+        for (file, body), of_file in groupby(places, key=lambda place: place[:2]):
             spots: list[Spot] = []
             for place in of_file:
                 if spots and place.spot.end - spots[0].at > RANGE_BYTES:
-                    yield file, spots
+                    yield file, body, spots
                     spots = []
                 spots.append(place.spot)
-            yield file, spots
+            yield file, body, spots

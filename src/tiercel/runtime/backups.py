@@ -26,8 +26,6 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
-import msgspec
-
 from tiercel.runtime.locations import Location
 from tiercel.runtime.pieces import (
     DamagedBackup,
@@ -71,6 +69,7 @@ class Piece(NamedTuple):
     pairs: list[Pair]
     checksum: str
     spots: list[Spot]  # of states that were left where they are
+    body: int  # where in the file they begin to be counted
 
 
 class Wanted(NamedTuple):
@@ -331,22 +330,19 @@ class ProcessBackup:
             pairs: list[Pair] = []
             if wanted.spots:
                 index = self.location.get(path, seen.begin, seen.body)
-                spots = [
-                    msgspec.structs.replace(spot, at=spot.at + seen.body)
-                    for spot in unpack_index(index, seen.header, where)
-                ]
+                spots = unpack_index(index, seen.header, where)
             for at, sections in needed_runs(seen, wanted.needed):
                 size = sum(section.size for section in sections)
                 pairs += unpack_sections(self.location.get(path, at, at + size), sections, where)
         except FileNotFoundError:
             return None
-        return Piece(name, seen.header, pairs, seen.checksum, spots)
+        return Piece(name, seen.header, pairs, seen.checksum, spots, seen.body)
 
-    def values(self, name: str, spots: Sequence[Spot]) -> list[Pair]:
+    def values(self, name: str, body: int, spots: Sequence[Spot]) -> list[Pair]:
         """The states that are at these spots of one file, which are in order and near each other."""
         begin, where = spots[0].at, self._where(name)
         try:
-            data = self.location.get(f"{self.folder}/{name}", begin, spots[-1].end)
+            data = self.location.get(f"{self.folder}/{name}", body + begin, body + spots[-1].end)
         except FileNotFoundError as error:
             raise DamagedBackup(f"{where} is missing", expected="every file that its head names") from error
         return [unpack_spot(data[spot.at - begin : spot.end - begin], spot, where) for spot in spots]
@@ -371,7 +367,7 @@ class ProcessBackup:
             )
         if header.process != self.process:
             raise DamagedBackup(f"{where} is a backup of {header.process}", expected=f"one of {self.process}")
-        return Piece(name, header, pairs, checksum, [])
+        return Piece(name, header, pairs, checksum, [], 0)
 
 
 def folder_of(process: str) -> str:

@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, assert_never
+from typing import assert_never
 
 from tiercel.core.effects import (
     Effect,
@@ -36,7 +36,6 @@ from tiercel.core.effects import (
     Retire,
     Send,
     SetTimer,
-    StorageKey,
     Write,
 )
 from tiercel.core.events import (
@@ -69,7 +68,7 @@ TURN_MS_MAX = 2.0  # then what is ready leaves, even if more has come: latency u
 STORY_MAX = 200  # notes kept for the report of a failure
 
 
-LoadShare = Callable[[Inheritance], dict[StorageKey, Any]]
+LoadShare = Callable[[LoadCheckpoint], Callable[[], CheckpointLoaded]]  # a thread's part, and then the loop's
 
 
 class Host:
@@ -130,6 +129,7 @@ class Host:
             on_refused=on_refused,
         )
         self._load_share = load_share
+        self._inheriting: asyncio.Task[None] | None = None
         self._on_launch, self._on_retire = on_launch, on_retire
         self._meter = Meter(metrics, name, machine) if metrics is not None else None
         self._clock = wall_clock()
@@ -339,8 +339,10 @@ class Host:
                 case ReadLog():
                     found = self._needed_store().read_log(effect.inbox, effect.after, effect.limit)
                     self.take(LogRead(effect.inbox, effect.reader, found))
-                case LoadCheckpoint(inherited=Inheritance() as inherited):
-                    self._inheriting = self._loop.create_task(self._inherit(inherited))
+                case LoadCheckpoint(inherited=Inheritance()):
+                    if self._inheriting is not None:
+                        self._inheriting.cancel()  # whoever asks again does not wait for that any more
+                    self._inheriting = self._loop.create_task(self._inherit(effect))
                 case LoadCheckpoint():
                     self.take(self._loaded(effect))
                 case Note():
@@ -372,14 +374,15 @@ class Host:
         """This place is ours alone: the store's lock keeps a predecessor out."""
         store = self._needed_store()
         store.commit()
-        return CheckpointLoaded(store.items(values=effect.values, timers=effect.timers), store)
+        found = store.items(values=effect.values, timers=effect.timers)
+        return CheckpointLoaded(found, store, effect.number)
 
-    async def _inherit(self, inherited: Inheritance) -> None:
+    async def _inherit(self, effect: LoadCheckpoint) -> None:
         """In a thread: it may come from far away, and our peers must not think that we are dead."""
         assert self._load_share is not None, "only instances inherit"
         try:
-            found = await self._loop.run_in_executor(None, self._load_share, inherited)
-            self.take(CheckpointLoaded(found, self._needed_store()))
+            take_over = await self._loop.run_in_executor(None, self._load_share, effect)
+            self.take(take_over())
         except Exception as error:
             if not self._ended.done():
                 self._ended.set_exception(error)

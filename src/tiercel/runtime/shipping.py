@@ -87,6 +87,11 @@ class Shipper:
         self._needs_base = True
         self._pairs, self._bytes = {}, 0
 
+    def begin_anew(self) -> None:
+        """The store holds something else now: nothing of it is safe before a base of all of it is there."""
+        with self._lock:
+            self._drop_buffer()
+
     # -- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:

@@ -5,6 +5,7 @@ Not responsible for: the store itself (store.py), files of a backup (backups.py)
 
     what lies here is            and a backup            then
     missing                      exists                  it is restored
+    of an heir, and not whole    does not exist          it is set aside: the heir begins anew
     of an older life, or less,   exists                  it is set aside, and the backup restored
         or was never whole
     anything else                or not                  it is opened as it is
@@ -72,6 +73,8 @@ def open_storage(
             away = restore_outline(backup, directory)
         else:
             restore(backup, directory)
+    elif head is None and _is_a_share_in_part(directory):
+        set_aside(directory)
     prepare(directory)
     store = Store(directory, manifest.durability, tables, backup.claim, limit, away)
     shipper = Shipper(store, backup, plan, head)
@@ -104,6 +107,14 @@ def is_newest(directory: Path, backup: ProcessBackup, head: Header) -> bool:
     return not view.restoring and life >= backup.last_life() and batches >= head.through
 
 
+def _is_a_share_in_part(directory: Path) -> bool:
+    """An heir has died before all that it inherits was here; it told nobody of anything yet."""
+    if not exists(directory):
+        return False
+    with contextlib.closing(StoreView(directory, whole=False)) as view:
+        return view.restoring
+
+
 def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) -> Header:
     """Make a store out of a backup; what lies there is set aside. All or nothing: every file is checked."""
     last: list[Header] = []
@@ -123,23 +134,40 @@ def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) ->
 
 def restore_outline(backup: ProcessBackup, directory: Path) -> Away:
     """As `restore`, but the states of keys stay where they are: what is left to bring."""
+    last, pairs, places = outline(backup)
+    numbers = (max(backup.last_life(), last.life), last.through)
+    set_in_place(directory, [[*pairs.items(), (RESTORING, b"1")]], lambda: numbers)
+    return Away(backup, places)
+
+
+class Outline(NamedTuple):
+    """A backup without the states of keys, and where those are."""
+
+    last: Header
+    pairs: dict[bytes, bytes | None]  # None: deleted, as far as the backup says
+    places: dict[bytes, Spotted]
+
+
+def outline(backup: ProcessBackup, has: Callable[[bytes], bool] | None = None) -> Outline:
+    """What a backup holds; of states, with `has`, only those whose stored key it accepts."""
     pairs: dict[bytes, bytes | None] = {}
     places: dict[bytes, Spotted] = {}
     last = None
     for piece in backup.pieces(wanted=Wanted(lambda first, _: not is_state(first), spots=True)):
-        for name, value in piece.pairs:
+        for name, value in piece.pairs:  # states too, of a file that had to be read as a whole
             pairs[name] = value
             places.pop(name, None)
-        for spot in piece.spots:
-            pairs.pop(spot.key, None)
-            places.pop(spot.key, None)
-            if spot.size:
-                places[spot.key] = Spotted(piece.name, spot)
+        found = {
+            spot.key: Spotted(piece.name, piece.body, spot)
+            for spot in piece.spots
+            if has is None or has(spot.key)
+        }
+        for name in pairs.keys() & found.keys():
+            del pairs[name]
+        places.update(found)
         last = piece.header
     assert last is not None, "a backup with a head has a base"
-    numbers = (max(backup.last_life(), last.life), last.through)
-    set_in_place(directory, [[*pairs.items(), (RESTORING, b"1")]], lambda: numbers)
-    return Away(backup, places)
+    return Outline(last, pairs, {name: place for name, place in places.items() if place.spot.size})
 
 
 def set_in_place(
@@ -152,12 +180,16 @@ def set_in_place(
         store = draft / "store"
         fill(store, parts, numbers)
         if directory.exists():
-            aside = directory.with_name(f"{directory.name}.older")
-            shutil.rmtree(aside, ignore_errors=True)
-            directory.rename(aside)
+            set_aside(directory)
         store.rename(directory)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def set_aside(directory: Path) -> None:
+    aside = directory.with_name(f"{directory.name}.older")
+    shutil.rmtree(aside, ignore_errors=True)
+    directory.rename(aside)
 
 
 @contextlib.contextmanager

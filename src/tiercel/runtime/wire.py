@@ -196,7 +196,9 @@ def merged(earlier: m.Message, later: m.Message) -> m.Message | None:
         case m.Consumed(), m.Consumed() if earlier.stream == later.stream:
             return m.Consumed(later.stream, max(earlier.offset, later.offset))
         case m.ProducerMark(), m.ProducerMark() if earlier.producer == later.producer:
-            return later
+            if earlier.greets is None:
+                return later
+            return m.ProducerMark(later.producer, later.seq, earlier.greets) if later.greets is None else None
         case m.CopyReceipt(), m.CopyReceipt() if earlier.process == later.process:
             return later if later.life == earlier.life and later.through > earlier.through >= 0 else None
         case _:

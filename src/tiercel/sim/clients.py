@@ -18,10 +18,10 @@ from tiercel.workloads.processors import encoded
 class ScriptedProducer:
     """A fixed producer with a script."""
 
-    def __init__(self, script: Traffic, encodes: bool = False) -> None:
+    def __init__(self, script: Traffic, encodes: bool = False, life: int = 0) -> None:
         self.script = script
         self._encodes = encodes
-        self.producer = Producer(script.name, script.site)
+        self.producer = Producer(script.name, script.site, str(life))
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
         effects = self.producer.on_event(event, now_ms)

@@ -81,7 +81,7 @@ class Deployment:
             self._add_instance(spare)
         encodes = self.scenario.encoded
         for script in self.scenario.traffic:
-            self._add(script.name, lambda life, items, script=script: ScriptedProducer(script, encodes))
+            self._add(script.name, lambda life, items, script=script: ScriptedProducer(script, encodes, life))
             self.network.declare(script.name, script.site, LOCAL_MS)
         for journey in self.scenario.journeys:
             self._add(journey.name, lambda life, items, journey=journey: ScriptedMobile(journey, encodes))
@@ -113,6 +113,8 @@ class Deployment:
             validate=True,
             turn_ms=scenario.turn_ms.get(name, 0.0),
             newest_of=lambda other: self.processes[other].newest_disk,
+            coming_ms=scenario.coming_ms,
+            durable_early=scenario.settings.mutant == "heirs-durable-too-early",
         )
         return process
 

@@ -118,6 +118,12 @@ MUTANTS: dict[str, Mutant] = {
     "inherited-log-skipped": Mutant(
         "P1", "heirs do not get the rows behind the dead instance's checkpoint", HEIRS
     ),
+    "heirs-durable-too-early": Mutant(
+        "P1", "an heir's checkpoint counts before all that it rests on has come", HEIRS
+    ),
+    "inherited-epochs-kept": Mutant(
+        "R8", "an heir goes on with the epochs of the dead instance where it reads a key late", HEIRS
+    ),
     "emit-filter-off-by-one": Mutant("P1", "the destination also emits for the cut itself"),
     "emits-before-cut": Mutant("P3", "the destination emits before the source has stopped"),
     "timers-not-moved": Mutant("P1", "timers stay behind"),

@@ -72,6 +72,7 @@ class Life:
     """One incarnation of a process; nothing that was meant for it reaches another."""
 
     __slots__ = (
+        "_asked",
         "_clock_offset_ms",
         "_clock_rate",
         "_network",
@@ -97,6 +98,7 @@ class Life:
         self._timers: dict[str, tuple[float, float]] = {}  # name -> (due, when the call comes)
         self._waiting: deque[Event] = deque()  # for the next turn
         self._validate = getattr(machine, "validate", None) if process.validate else None
+        self._asked = 0  # number of its last question for a checkpoint
         self.machine = machine
         self.incarnation = incarnation
         self.disk = process.disk
@@ -175,14 +177,14 @@ class Life:
                 case LoadCheckpoint():
                     if not self.zombie:
                         self._process.take_over_newest()
+                    self._asked = effect.number
+                    if effect.adopt and self._process.coming_ms:
+                        world.call_after(self.disk.read_ms, self._adopt, effect)
+                        continue
                     items = self._stored(effect.inherited)
                     if not effect.values:
-                        timers = effect.timers  # told that there are none, a driver does not look for them
-                        items = {
-                            k: KeyFacts(v.timers if timers else ()) if k[0] == "state" else v
-                            for k, v in items.items()
-                        }
-                    loaded = CheckpointLoaded(items, LifeShelf(self))
+                        items = _facts(items, effect)
+                    loaded = CheckpointLoaded(items, LifeShelf(self), effect.number)
                     world.call_after(self.disk.read_ms, self.take, loaded)
                 case Note():
                     world.trace("note", self._process.name, effect.text)
@@ -201,6 +203,14 @@ class Life:
             return self.disk.copy_durable()
         found = self._process.newest_of(inherited.of).copy_durable()
         return {place: value for place, value in found.items() if is_of_share(place, inherited)}
+
+    def _adopt(self, effect: LoadCheckpoint) -> None:
+        """Our share comes into our own storage, its values bit by bit, unless it was asked for once more."""
+        if not self.alive or effect.number != self._asked:
+            return
+        items, process = self._stored(effect.inherited), self._process
+        self.disk.take_share(items, process.coming_ms, durable_early=process.durable_early)
+        self.take(CheckpointLoaded(_facts(items, effect), LifeShelf(self), effect.number, adopted=True))
 
     def _on_durable(self, seq: int) -> None:
         self.take(Durable(seq))
@@ -244,6 +254,13 @@ class Life:
 
     def __str__(self) -> str:
         return f"{self._process.name}#{self.incarnation}{' (zombie)' if self.zombie else ''}"
+
+
+def _facts(items: dict[StorageKey, Any], effect: LoadCheckpoint) -> dict[StorageKey, Any]:
+    """Without the values of keys; told that there are no timers, a driver does not look for them."""
+    return {
+        k: KeyFacts(v.timers if effect.timers else ()) if k[0] == "state" else v for k, v in items.items()
+    }
 
 
 class LifeShelf:
@@ -310,6 +327,8 @@ class Process:
         before_effect: BeforeEffect | None = None,
         turn_ms: float = 0.0,
         newest_of: Callable[[str], Disk] = _no_other,
+        coming_ms: float = 0.0,
+        durable_early: bool = False,
     ) -> None:
         self.world = world
         self.network = network
@@ -327,6 +346,8 @@ class Process:
         self.before_effect = before_effect
         self.turn_ms = turn_ms
         self.newest_of = newest_of
+        self.coming_ms = coming_ms  # how long values of a share take; 0: it is read as a whole, before
+        self.durable_early = durable_early  # a planted bug
         self.turns = random.Random(f"turns of {name} {world.seed}") if turn_ms else None
         self.together = 1  # how many events the last step took
         self.incarnation = 0  # of the latest life; grows by one at each start

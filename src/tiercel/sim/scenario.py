@@ -108,6 +108,7 @@ class Scenario(msgspec.Struct, frozen=True):
     spares: tuple[str, ...] = ()  # instances that run and own nothing at first
     bytes_per_ms: dict[str, float] = {}  # "a b" -> bandwidth between two sites, where it is limited
     turn_ms: dict[str, float] = {}  # site -> its router takes what has come within such a time at once
+    coming_ms: float = 0.0  # an heir works before the values of its share are there; they take so long
     encoded: bool = False  # payloads are bytes, and rows of a key that leave together are runs
 
     def without(self, index: int) -> Scenario:

@@ -128,4 +128,13 @@ def _recoveries(scenario: Scenario, options: Options) -> Scenario:
             dead = rng.choice(heirs.split())
             at_ms = actions[-1].at_ms + rng.choice((32.0, 45.0, 80.0, 200.0))
             actions.append(Action(at_ms, "crash", dead, for_ms=rng.choice((5.0, 60.0))))
-    return replace(scenario, actions=sorted([*scenario.actions, *actions], key=lambda action: action.at_ms))
+    coming_ms = rng.choice((0.0, 3.0, 60.0, 400.0))
+    for action in [action for action in actions if action.kind == "recover"]:
+        if coming_ms and rng.random() < 0.5:  # it has taken a checkpoint, which must not count yet
+            at_ms = action.at_ms + rng.choice((240.0, 300.0))
+            actions.append(Action(at_ms, "crash", rng.choice(action.other.split()), for_ms=5.0))
+    return replace(
+        scenario,
+        actions=sorted([*scenario.actions, *actions], key=lambda action: action.at_ms),
+        coming_ms=coming_ms,
+    )

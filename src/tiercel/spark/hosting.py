@@ -42,7 +42,7 @@ from tiercel.core.topology import operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.heart import Heart
 from tiercel.runtime.host import Host
-from tiercel.runtime.inheriting import load_share
+from tiercel.runtime.inheriting import ShareLoader
 from tiercel.runtime.keeper import Keeper
 from tiercel.runtime.lives import Lives
 from tiercel.runtime.machine import Machine
@@ -97,11 +97,17 @@ def build_host(
     state = plan.state if plan is not None else StatePlan()
     prepare = functools.partial(upgrade_store, plan=state)
     lazily = plan is not None and not state.renamed  # an upgrade goes through all of it first
-    (store, backup), replication = open_replicated(
+    storage, replication = open_replicated(
         *(place, manifest, name, directory, executor),
         is_instance=plan is not None,
         lazily=lazily,
         prepare=prepare,
+    )
+    store, backup = storage
+    shares = ShareLoader(
+        *(place, manifest, storage),
+        upgrade=functools.partial(upgraded, plan=state),
+        lazily=lazily and replication is None,  # a replica would not get what comes later
     )
     machine: Machine
     peers: Callable[[], Iterable[str]]
@@ -140,7 +146,7 @@ def build_host(
         port=manifest.ports.get(name, 0),
         tls=manifest.tls,
         metrics=place.metrics,
-        load_share=lambda inherited: upgraded(load_share(place, manifest, inherited), state),
+        load_share=shares.load,
         parent=os.getppid(),
     )
 

@@ -179,7 +179,8 @@ class Stage:
                 entries = [log[o] for o in sorted(log) if o > effect.after][: effect.limit]
                 self._queue.append((name, LogRead(effect.inbox, effect.reader, entries)))
             case LoadCheckpoint():
-                self._queue.append((name, CheckpointLoaded(copy.deepcopy(self._disks[name]))))
+                found = copy.deepcopy(self._disks[name])
+                self._queue.append((name, CheckpointLoaded(found, number=effect.number)))
             case SetTimer():
                 self._timers[name, effect.name] = effect.at_ms
             case Exit():

@@ -24,6 +24,7 @@ class ProducerMark(Message, frozen=True):
 
     producer: str
     seq: int
+    greets: str | None = None  # the life whose `Hello` it answers; None: it is an acknowledgement
 
 
 class ProducerFenced(Message, frozen=True):
