@@ -18,7 +18,7 @@ from tiercel.core.records import KeyFacts, KeyImage
 from tiercel.core.topology import Topology
 from tiercel.errors import UserError
 from tiercel.runtime import away as module
-from tiercel.runtime import pieces, store
+from tiercel.runtime import backups, pieces, shipping, store
 from tiercel.runtime.away import Away
 from tiercel.runtime.backups import ProcessBackup
 from tiercel.runtime.locations import Location
@@ -234,6 +234,48 @@ def test_a_new_base_waits_until_the_store_is_whole(
     assert {key[2] for key in content(tmp_path / "again") if key[0] == "state"} == {
         each.encode() for each in "acdefg"
     }
+
+
+def test_increments_go_on_until_the_store_is_whole_however_many_there_are(
+    tmp_path: Path, backup: ProcessBackup, paused: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base that was due and waited let nothing become safe: a later death had all of that to do again."""
+    monkeypatch.setattr(shipping, "REBASE_BYTES_MIN", 1)
+    monkeypatch.setattr(backups, "CHUNK_BYTES", 1)
+    filled(tmp_path / "db", backup)
+    away = restore_outline(backup, tmp_path / "lazy")
+    assert isinstance(away, Paused)
+    writer = Writer(tmp_path / "lazy", backup, away)
+    for version in range(3, 9):
+        writer.write({place("g", version): image("g", version)}).ship()
+        head = backup.head()
+        assert head is not None
+        assert (head.base, head.number, head.through) == (1, version, writer.store.batches)
+    away.go_on()
+    away._ended.set()
+    writer.write({place("g", 9): image("g", 9)}).ship()
+    head = backup.head()
+    assert head is not None
+    assert head.base == head.number == 9
+    writer.store.close()
+
+
+def test_a_life_that_goes_on_knows_how_large_its_base_is(
+    tmp_path: Path, backup: ProcessBackup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it ships a new one after as few bytes as if there were none."""
+    monkeypatch.setattr(shipping, "REBASE_BYTES_MIN", 1)
+    monkeypatch.setattr(backups, "CHUNK_BYTES", 1_000)
+    writer = Writer(tmp_path / "db", backup)
+    writer.write({place(key, 1): image(key, 1) for key in map(chr, range(100, 200))}).ship()
+    writer.store.close()
+    again = Writer(tmp_path / "db", backup)
+    for version in range(2, 6):
+        again.write({place("d", version): image("d", version)}).ship()
+    head = backup.head()
+    assert head is not None
+    assert (head.base, head.number) == (1, 5)
+    again.store.close()
 
 
 def test_a_thread_brings_all_of_it_once_nobody_needs_anything(

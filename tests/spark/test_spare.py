@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import tiercel
+from tiercel.errors import UserError
 from tiercel.runtime.place import Place
 from tiercel.runtime.registry import Address
 from tiercel.spark import spare
@@ -24,9 +26,6 @@ class Job:
 
     def __init__(self, pool: Pool, tasks: int) -> None:
         self.pool, self.tasks = pool, tasks
-
-    def union(self, other: Job) -> Job:
-        return Job(self.pool, self.tasks + other.tasks)
 
     def collect(self) -> None:
         self.pool.run(self.tasks)
@@ -43,9 +42,9 @@ class Pool(Backend):
         self.tags: set[str] = set()
         self.cancelled: list[str] = []
 
-    def job(self, work: object) -> Any:
-        assert work is spare.warm
-        return Job(self, 1)
+    def job(self, work: object, tasks: int = 1) -> Any:
+        self.work = work
+        return Job(self, tasks)
 
     def run(self, tasks: int) -> None:
         self.tasks.append(tasks)
@@ -137,12 +136,37 @@ def test_deployments_of_one_application_share_its_workers(place: Place, tmp_path
         each.end()
 
 
-def test_no_worker_is_kept_where_spark_keeps_none(place: Place) -> None:
-    pool = Pool(**{"spark.python.worker.reuse": "false"})
-    keeping = spare.Spare(pool, place)
+@pytest.mark.parametrize(("reuse", "count"), [("false", 1), ("true", 0)])
+def test_no_worker_is_kept_where_spark_keeps_none_or_none_is_wanted(
+    place: Place, reuse: str, count: int
+) -> None:
+    pool = Pool(**{"spark.python.worker.reuse": reuse})
+    keeping = spare.Spare(pool, place, count)
     time.sleep(0.05)
     keeping.end()
     assert pool.tasks == pool.cancelled == []
+
+
+@pytest.mark.parametrize("count", [-1, 65])
+def test_a_number_of_workers_that_makes_no_sense_is_refused_before_anything_starts(count: int) -> None:
+    with pytest.raises(UserError, match=f"spare_workers={count}"):
+        tiercel.start(spare_workers=count)
+
+
+def test_several_are_kept_on_each_executor_and_none_takes_another_s_place(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce(place, "a", 1, "0")
+    announce(place, "b", 2, "1")
+    pool = Pool()
+    keeping = spare.Spare(pool, place, 3)
+    pool.wait_for([6])
+    keeping.end()
+    assert pool.work is spare.warm_one_of_several
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert list(spare.warm_one_of_several(iter(["row"]))) == ["row"]  # type: ignore[list-item]
+    assert slept == [spare.HOLD_S]
 
 
 def test_the_task_loads_what_a_process_needs_and_hands_its_row_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,8 +290,17 @@ def running(kind: type[System], size_mb: int, rate: int, **facts: Any) -> Iterat
             load.stop()
 
 
+def spare_workers(wish: Wish) -> int:
+    """One for each that takes over."""
+    return max(wish.instances) if "worker" in wish.whats else 1
+
+
 def _tiercels(wish: Wish, what: str, size_mb: int, tell: Tell) -> Iterator[Line]:
-    facts: dict[str, Any] = {"cluster": what == "executor", "read_mb_s": wish.read_mb_s}
+    facts: dict[str, Any] = {
+        "cluster": what == "executor",
+        "read_mb_s": wish.read_mb_s,
+        "spare_workers": spare_workers(wish),
+    }
     with running(Tiercel, size_mb, wish.rate, **facts) as (system, load):
         assert isinstance(system, Tiercel)
         for local_disk in sorted(wish.local_disk, reverse=True):

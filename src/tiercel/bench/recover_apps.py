@@ -42,6 +42,7 @@ class Setup(msgspec.Struct, frozen=True):
     checkpoint_ms: float = 1_000.0
     backup: bool = True
     read_mb_s: float = 0.0  # of each reader of the backup; 0: no limit
+    spare_workers: int = 1
 
     @property
     def place(self) -> Path:
@@ -65,7 +66,10 @@ def run_tiercel(setup: Setup) -> None:
     backup = {"location": (setup.place / "backup").as_uri(), "read_mb_s": setup.read_mb_s}
     settings = Settings(checkpoint_ms=setup.checkpoint_ms)
     with start(
-        spark, [SITE], setup.place / "storage", settings=settings, backup=backup if setup.backup else None
+        *(spark, [SITE], setup.place / "storage"),
+        settings=settings,
+        backup=backup if setup.backup else None,
+        spare_workers=setup.spare_workers,
     ) as live:
         readings = live.stream(INPUT, INPUT_SCHEMA, key="sensor")
         readings.transform_with_state(

@@ -184,6 +184,9 @@ class Controller:
             self._keep(step, msgspec.structs.replace(wish, given=True))
             self.retiring.add(wish.instance)  # it owns nothing now; should it come back, it is let go
             step.put(("retiring", wish.instance), True)
+            step.send(
+                site_of(wish.instance), m.Retirement(wish.instance)
+            )  # or it would restore it all for nobody
             self._pursue(step)
 
     def ask_status(self, now_ms: float) -> tuple[int, list[Effect]]:

@@ -27,6 +27,7 @@ from tiercel.runtime.pieces import Pair, Spot
 log = logging.getLogger(__name__)
 
 RANGE_BYTES = 1024 * 1024  # brought at a time: an object store takes longer for many small ones
+PUT_PAIRS, PUT_PAUSE_S = 16, 0.001
 RETRY_S = 1.0
 HEAD_START_S_MAX = 5.0  # while it catches up, a process has the backup for itself; at most so long
 CALM_S = 0.05  # without a read: it has caught up
@@ -118,10 +119,13 @@ class Away:
     ) -> bool:
         try:
             pairs = self._backup.values(file, body, spots)
-            with self._lock:  # between our look and our put nobody deletes one of them
-                put([(name, value) for name, value in pairs if name in self._places])
-                for name, _ in pairs:
-                    self._places.pop(name, None)
+            for n in range(0, len(pairs), PUT_PAIRS):
+                part = pairs[n : n + PUT_PAIRS]
+                with self._lock:  # between our look and our put nobody deletes one of them
+                    put([(name, value) for name, value in part if name in self._places])
+                    for name, _ in part:
+                        self._places.pop(name, None)
+                time.sleep(PUT_PAUSE_S)  # whoever works with the store has a turn
         except Exception as error:  # the process goes on: what it needs it asks for itself
             if not failing:
                 log.warning("the rest of %s is not restored yet: %s", self._backup.process, error)

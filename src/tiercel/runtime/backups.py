@@ -198,6 +198,11 @@ class ProcessBackup:
         """The highest number of any file, whole or not."""
         return max((piece.number for piece in listed(self.location.names(self.folder))), default=0)
 
+    def base_bytes(self, number: int) -> int:
+        """About how large a base is, by the number of its chunks."""
+        pieces = listed(self.location.names(self.folder))
+        return CHUNK_BYTES * sum(piece.kind == "base" and piece.number == number for piece in pieces)
+
     def pieces(self, up_to: int | None = None, wanted: Wanted | None = None) -> Iterator[Piece]:
         """The files that make up the newest whole state, or the one of a number; each is checked.
 

@@ -56,7 +56,8 @@ class Shipper:
         self._number = max(last, head.number if head is not None else 0)
         self._tail = head.previous if head is not None else ""
         self._increments = head.number - head.base if head is not None else 0
-        self._base_bytes = self._increment_bytes = 0
+        self._base_bytes = backup.base_bytes(head.base) if head is not None else 0
+        self._increment_bytes = 0
         store.hand_over_to(self._take)
 
     def start(self, on_shipped: Callable[[int], object]) -> None:
@@ -123,7 +124,7 @@ class Shipper:
         """What has come since, or everything. If it fails, all is as if it had not been tried."""
         grown = self._increment_bytes > max(REBASE_BYTES_MIN, self._base_bytes)
         with self._lock:
-            if grown or self._increments >= INCREMENTS_MAX:
+            if (grown or self._increments >= INCREMENTS_MAX) and self._store.is_whole:
                 self._drop_buffer()
             if self._needs_base and not self._store.is_whole:
                 return  # what it lacks is in the files that a new base would supersede

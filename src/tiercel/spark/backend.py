@@ -41,13 +41,13 @@ class Backend(abc.ABC):
         found: str | None = self.spark.conf.get(name, default)
         return found or default
 
-    def job(self, work: Callable[[Iterator[Any]], Iterator[Any]]) -> DataFrame:
-        """A job of one task that does this whenever it is collected.
+    def job(self, work: Callable[[Iterator[Any]], Iterator[Any]], tasks: int = 1) -> DataFrame:
+        """A job of one task, or several at once, that does this whenever it is collected.
 
         Made once, while the session runs: PySpark starts a session of its own when it wraps a function
         and finds none. Whoever ended theirs would have another.
         """
-        return self.spark.range(0, 1, 1, 1).mapInArrow(work, "id long")
+        return self.spark.range(0, tasks, 1, tasks).mapInArrow(work, "id long")
 
     @property
     def allocates(self) -> bool:

@@ -60,6 +60,7 @@ from tiercel.spark.wishes import Wishes
 log = logging.getLogger(__name__)
 
 ATTACH_S_MAX = 60.0
+SPARE_WORKERS_MAX = 64
 FLUSH_S_MAX = 5.0  # for what producers have sent when the deployment ends
 
 
@@ -75,6 +76,7 @@ def start(
     advertise: Mapping[str, str] | None = None,
     backup: str | Mapping[str, Any] | None = None,
     local: str | Path | None = None,
+    spare_workers: int = 1,
 ) -> Live:
     """A deployment in this Spark application; nothing runs before it is used. Use it in a `with`.
 
@@ -90,12 +92,18 @@ def start(
 
     `durability` is what an acknowledgement means: `os`, the process may die; `disk`, the power may fail;
     `replica`, the disk may be lost: another task, on another executor, holds it too.
+
+    `spare_workers` wait warm on each executor for tasks that start: one makes up for a death; with as many
+    as `recover(over=)` is asked for, all of those begin at once.
     """
     check_durability(durability)
+    if not 0 <= spare_workers <= SPARE_WORKERS_MAX:
+        raise UserError(f"spare_workers={spare_workers}", expected=f"0 to {SPARE_WORKERS_MAX}")
     spark = spark or open_session("tiercel")
     sites = parse_sites(sites)
     listening = Listening.of(bind, ports, advertise, sites)
-    return Live(spark, sites, storage, durability, settings, listening, Keeping.of(backup, local, durability))
+    keeping = Keeping.of(backup, local, durability)
+    return Live(spark, sites, storage, durability, settings, listening, keeping, spare_workers)
 
 
 class Live:
@@ -110,6 +118,7 @@ class Live:
         settings: Settings | None,
         listening: Listening,
         keeping: Keeping | None = None,
+        spare_workers: int = 1,
     ) -> None:
         self.backend = backend_of(spark)  # a session that is stopped is told at once
         check_durability(durability)
@@ -117,6 +126,7 @@ class Live:
         self.graph = Graph(sites)
         self._listening = listening
         self._keeping = (keeping or Keeping())._replace(replicas=replica_plan(self.backend, durability))
+        self._spare_workers = spare_workers
         self._temporary = storage is None
         self.place = Place(storage if storage is not None else tempfile.mkdtemp(prefix="tiercel-"))
         self._durability = durability
@@ -284,7 +294,7 @@ class Live:
             self._watch = Watch(self.backend, self.place, manifest.topology, hosting, self._console)
             apart = manifest.replicas is not None and manifest.replicas.apart
             self._vigil = Vigil(self.backend, self.place, hosting, apart=apart)
-            self._spare = Spare(self.backend, self.place)
+            self._spare = Spare(self.backend, self.place, self._spare_workers)
             for name, declared in self.graph.operators.items():
                 if declared.initial is not None:
                     columns = self.graph.streams[f"{name}.initial"].columns

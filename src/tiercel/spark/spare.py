@@ -1,6 +1,6 @@
 """A Python worker that waits, warm, for a process that dies: it starts there without importing anything.
 
-Responsible for: an idle worker with our modules loaded, in Spark's own pool, on each executor that we use.
+Responsible for: idle workers with our modules loaded, in Spark's own pool, on each executor that we use.
 Not responsible for: starting processes (hosting.py). Which worker a task gets is Spark's choice.
 
 Spark keeps a Python worker whose task has ended well for the next task, for a minute. A new one has to load
@@ -13,7 +13,6 @@ of one application share the pool, and so they share the job.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import threading
@@ -26,6 +25,7 @@ from tiercel.spark.backend import Backend
 
 if TYPE_CHECKING:
     import pyarrow
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ NAME = "spare worker"
 LOADED = ("tiercel.spark.hosting", "fsspec.implementations.local")  # what a process would load when it starts
 KEEP_S = 50.0  # Spark ends workers when none was used for a minute
 LOOK_S = 1.0
+HOLD_S = 0.1  # by each of several: else one worker would take them all, one after the other
 
 Pool = tuple[str, frozenset[str]]  # an application, and its executors that we use
 _next_s: dict[Pool, float] = {}  # when its workers are to be used again, whichever deployment does it
@@ -46,14 +47,19 @@ def warm(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch
     yield from batches
 
 
+def warm_one_of_several(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    yield from warm(batches)
+    time.sleep(HOLD_S)
+
+
 class Spare:
     """One thread of the driver."""
 
-    def __init__(self, backend: Backend, place: Place) -> None:
-        self._backend, self._registry = backend, place.registry
+    def __init__(self, backend: Backend, place: Place, count: int = 1) -> None:
+        self._backend, self._registry, self._count = backend, place.registry, count
         self._ending = threading.Event()
         self._thread = backend.thread(self._run, "tiercel-spare")
-        if backend.setting("spark.python.worker.reuse", "true") == "true":
+        if count and backend.setting("spark.python.worker.reuse", "true") == "true":
             self._thread.start()
 
     def end(self) -> None:
@@ -64,16 +70,18 @@ class Spare:
 
     def _run(self) -> None:
         self._backend.enter(NAME)
-        job = self._backend.job(warm)
+        jobs: dict[int, DataFrame] = {}
         seen: set[int] = set()
         while not self._ending.wait(LOOK_S):
             found = [self._registry.find(name) for name in self._registry.names()]
             workers = {address.pid: address.executor for address in found if address is not None}
             executors = frozenset(workers.values()) - {""}
             if _is_due((self._backend.application, executors), taken=not workers.keys() <= seen):
-                jobs = [job] * max(1, len(executors))
+                tasks = self._count * max(1, len(executors))
                 try:
-                    functools.reduce(lambda these, another: these.union(another), jobs).collect()
+                    if tasks not in jobs and not self._backend.is_stopped():
+                        jobs[tasks] = self._backend.job(warm if tasks == 1 else warm_one_of_several, tasks)
+                    jobs[tasks].collect()
                 except Exception as error:  # cancelled, or an executor went: nobody depends on it
                     log.debug("no spare worker: %s", error)
                 seen = set(workers)
