@@ -146,6 +146,7 @@ def reconfigure(
     _check("--seed", seed, 0, 2**31)
     chosen = _choose("--strategies", _parts(strategies), tuple(STRATEGIES))
     from tiercel.bench import reconfigure as bench_reconfigure
+    from tiercel.bench.stalls import machine_stalls
 
     wish = bench_reconfigure.Wish(
         keys, state_bytes, move, rate, seconds, repeats, chosen, seed, plant_stop, out
@@ -153,6 +154,8 @@ def reconfigure(
     with _measuring("reconfigure", as_json, out, seed) as run:
         run.settings = {k: v for k, v in vars(wish).items() if k not in ("out", "seed")}
         run.rows, run.more["repeats"] = bench_reconfigure.measure(wish, run.tell)
+        run.tell("how often this machine takes a core away")
+        run.more["machine_stalls"] = machine_stalls()
 
 
 @bench.command()

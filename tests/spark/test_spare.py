@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import threading
 import time
@@ -10,14 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyspark.sql import SparkSession
 
 import tiercel
 from tiercel.errors import UserError
 from tiercel.runtime.place import Place
 from tiercel.runtime.registry import Address
 from tiercel.spark import spare
-from tiercel.spark.backend import Backend
+from tiercel.spark.backend import Backend, backend_of
 from tiercel.spark.seam import ExecutorState
 
 
@@ -167,6 +170,17 @@ def test_several_are_kept_on_each_executor_and_none_takes_another_s_place(
     monkeypatch.setattr(time, "sleep", slept.append)
     assert list(spare.warm_one_of_several(iter(["row"]))) == ["row"]  # type: ignore[list-item]
     assert slept == [spare.HOLD_S]
+
+
+def test_spark_runs_as_many_tasks_at_once_as_workers_are_wanted(spark: SparkSession) -> None:
+    """A union of jobs of one task each is one task, as Spark plans it."""
+
+    def who(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for _ in spare.warm_one_of_several(batches):
+            yield pyarrow.RecordBatch.from_pydict({"id": [os.getpid()]})
+
+    rows = backend_of(spark).job(who, 3).collect()
+    assert len({row.id for row in rows}) == 3
 
 
 def test_the_task_loads_what_a_process_needs_and_hands_its_row_on(monkeypatch: pytest.MonkeyPatch) -> None:

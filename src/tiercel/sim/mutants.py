@@ -122,7 +122,7 @@ MUTANTS: dict[str, Mutant] = {
         "P1", "an heir's checkpoint counts before all that it rests on has come", HEIRS
     ),
     "inherited-epochs-kept": Mutant(
-        "R8", "an heir goes on with the epochs of the dead instance where it reads a key late", HEIRS
+        "R7", "an heir goes on with the epochs of the dead instance where it reads a key late", HEIRS
     ),
     "emit-filter-off-by-one": Mutant("P1", "the destination also emits for the cut itself"),
     "emits-before-cut": Mutant("P3", "the destination emits before the source has stopped"),
