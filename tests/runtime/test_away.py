@@ -22,7 +22,7 @@ from tiercel.runtime import backups, pieces, shipping, store
 from tiercel.runtime.away import Away
 from tiercel.runtime.backups import ProcessBackup
 from tiercel.runtime.locations import Location
-from tiercel.runtime.pieces import DamagedBackup
+from tiercel.runtime.pieces import DamagedBackup, MissingPiece
 from tiercel.runtime.place import BackupPlan, Manifest
 from tiercel.runtime.shipping import Shipper
 from tiercel.runtime.store import Store, StoreView
@@ -327,6 +327,43 @@ def test_a_damaged_value_is_named_and_the_store_is_never_called_whole(
     bringing.join(10)
     assert lazy.items()[place("c", 1)] == image("c", 1, (7,))
     lazy.close()
+
+
+def test_who_needs_a_file_that_a_newer_base_has_replaced_ends_and_begins_with_that(
+    tmp_path: Path, backup: ProcessBackup, paused: None
+) -> None:
+    """One that is believed dead may go on with its backup; else whoever restores it waited for ever."""
+    filled(tmp_path / "db", backup)
+    away = restore_outline(backup, tmp_path / "lazy")
+    assert isinstance(away, Paused)
+    lazy = Writer(tmp_path / "lazy", backup, away)
+    other = Writer(tmp_path / "db", ProcessBackup(backup.location, DEPLOYMENT, ME))
+    other.shipper.begin_anew()
+    other.write({place("g", 9): image("g", 9)}).ship()
+    old = [name for name in backup.location.names(backup.folder) if name.startswith("base.000000000001")]
+    backup.location.delete(f"{backup.folder}/{name}" for name in old)
+    away.go_on()
+    with pytest.raises(MissingPiece, match="is missing"):
+        lazy.write({place("h", 9): image("h", 9)})
+    lazy.store.close()
+    view = StoreView(tmp_path / "lazy", whole=False)
+    assert view.restoring
+    view.close()
+    other.store.close()
+
+
+def test_one_that_is_closed_before_anything_came_is_not_called_whole(
+    tmp_path: Path, backup: ProcessBackup
+) -> None:
+    """It would have been opened as it is next time, with a cursor and without its keys."""
+    filled(tmp_path / "db", backup)
+    Store(tmp_path / "lazy", "os", away=restore_outline(backup, tmp_path / "lazy")).close()
+    view = StoreView(tmp_path / "lazy", whole=False)
+    assert view.restoring
+    view.close()
+    head = backup.head()
+    assert head is not None
+    assert not is_newest(tmp_path / "lazy", backup, head)
 
 
 def test_names_and_timers_alone_are_a_fraction_of_what_is_there(

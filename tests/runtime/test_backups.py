@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -502,3 +503,18 @@ def test_nothing_is_fetched_for_who_has_left() -> None:
     assert next(coming) == 1
     coming.close()  # type: ignore[attr-defined]
     assert len(taken) <= 2
+
+
+def test_readers_of_one_location_are_not_faster_together_than_it_is_allowed_to_be(tmp_path: Path) -> None:
+    Location(tmp_path.as_uri()).put("file", bytes(100_000))
+    limited = Location(tmp_path.as_uri(), read_mb_s=1.0)
+    readers = [
+        threading.Thread(target=lambda: [limited.get("file", n, n + 1_000) for n in range(0, 100_000, 1_000)])
+        for _ in range(2)
+    ]
+    begun = time.monotonic()
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert time.monotonic() - begun > 0.19  # 200,000 bytes

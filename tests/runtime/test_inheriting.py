@@ -223,6 +223,8 @@ def test_an_heir_that_inherits_twice_has_what_it_got_last(heir: Heir) -> None:
     assert isinstance(before, Paused)
     heir.inherit()
     before.go_on()  # too late
+    with contextlib.closing(StoreView(heir.directory, whole=False)) as view:
+        assert view.restoring
     assert heir.stored().keys() == {("cursor",), ("routes",)}
     assert not heir.storage.store.is_whole
     assert first is not None

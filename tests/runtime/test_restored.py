@@ -27,7 +27,7 @@ from small import (
     until,
 )
 from tiercel.core.effects import Write
-from tiercel.core.records import StreamEntry
+from tiercel.core.records import Era, Route, StreamEntry, TableUpdate
 from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator
 from tiercel.errors import UserError
@@ -400,6 +400,23 @@ def test_split_and_merge_divide_the_keys_of_a_stopped_deployment(tmp_path: Path)
     assert united.keys == keys[INSTANCE]
     assert place.wanted() == [second]
     assert_once_and_in_order(run_rows(place, 140, 70), 210)
+
+
+def test_what_is_split_off_from_a_former_heir_has_the_epochs_that_its_new_owner_has(tmp_path: Path) -> None:
+    """Its own versions are few and new: none of them is of the time before its inheritance."""
+    place = make_place(tmp_path / "here", checkpoint_ms=50)
+    place.want([INSTANCE])
+    run_rows(place, 0, 70)
+    store = Store(place.process(INSTANCE), "os")
+    cursor = store.items()["cursor",]
+    era = Era(cursor.generation, TableUpdate({slot: Route(INSTANCE, 1) for slot in range(4096)}, {}))
+    store.add(Write(1, {("cursor",): msgspec.structs.replace(cursor, era=era)}))
+    store.close()
+    second = split(place.directory, INSTANCE).destination
+    for instance, expected in ((INSTANCE, era), (second, None)):
+        with contextlib.closing(StoreView(place.process(instance))) as view:
+            assert view.get(("cursor",)).era == expected
+    assert_once_and_in_order(run_rows(place, 70, 70), 140)
 
 
 def test_what_has_not_come_to_rest_is_not_divided(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_new_life_finds_what_the_last_one_wrote(tmp_path: Path) -> None:
     store = Store(tmp_path / "s", "os")
     assert store.life == 1
     image = KeyImage(b"\x00k", 1, 5, {"v": ["value", [1, 2.0]]}, (3,))
-    store.add(Write(1, {("head", "avg"): (3, 4, -1), ("state", 9, b"\x00k"): image, ("trimmed", "x"): 1}))
+    store.add(Write(1, {("head", "avg"): (3, 4, -1), ("state", 9, b"\x00k", 1): image, ("trimmed", "x"): 1}))
     store.add(Write(2, {("route", "avg", 7): Route("avg@a#1", 2)}, (("trimmed", "x"),)))
     assert store.commit() == 2
     store.close()
@@ -68,7 +68,7 @@ def test_a_new_life_finds_what_the_last_one_wrote(tmp_path: Path) -> None:
     assert store.life == 2
     assert store.items() == {
         ("head", "avg"): (3, 4, -1),
-        ("state", 9, b"\x00k"): image,
+        ("state", 9, b"\x00k", 1): image,
         ("route", "avg", 7): Route("avg@a#1", 2),
     }
     store.close()

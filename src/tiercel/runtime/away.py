@@ -22,7 +22,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from tiercel.runtime.backups import ProcessBackup
-from tiercel.runtime.pieces import Pair, Spot
+from tiercel.runtime.pieces import MissingPiece, Pair, Spot
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Away:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._read_s = float("inf")  # when one was last needed
+        self.lost: MissingPiece | None = None  # a newer state has replaced this one: begin anew with that
 
     def names(self) -> dict[bytes, tuple[int, ...]]:
         """Of all that are away, their timers."""
@@ -105,11 +106,11 @@ class Away:
             time.sleep(CALM_S / 2)
         for file, body, spots in self._ranges():
             failing = False
-            while not (self._stopping or self._brought(file, body, spots, put, failing)):
+            while not (self._stopping or self.lost or self._brought(file, body, spots, put, failing)):
                 failing = True
                 time.sleep(RETRY_S)
-            if self._stopping:
-                return
+        if self._stopping or self.lost:  # also when nothing is left to bring because of it
+            return
         whole()
         log.info("%s: %d values restored in %.1f s", self._backup.process, count, time.monotonic() - begun)
         self._ended.set()
@@ -127,6 +128,8 @@ class Away:
                         self._places.pop(name, None)
                 time.sleep(PUT_PAUSE_S)  # whoever works with the store has a turn
         except Exception as error:  # the process goes on: what it needs it asks for itself
+            if isinstance(error, MissingPiece) and self._backup.has_passed(file):
+                self.lost = error
             if not failing:
                 log.warning("the rest of %s is not restored yet: %s", self._backup.process, error)
             return False

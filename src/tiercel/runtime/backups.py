@@ -30,6 +30,7 @@ from tiercel.runtime.locations import Location
 from tiercel.runtime.pieces import (
     DamagedBackup,
     Header,
+    MissingPiece,
     Needed,
     Pair,
     Spot,
@@ -198,6 +199,11 @@ class ProcessBackup:
         """The highest number of any file, whole or not."""
         return max((piece.number for piece in listed(self.location.names(self.folder))), default=0)
 
+    def has_passed(self, name: str) -> bool:
+        """Whether the newest state does not need this file any more: it may have been deleted for that."""
+        head = self._head_if_whole()
+        return head is not None and any(piece.number < head.base for piece in listed([name]))
+
     def base_bytes(self, number: int) -> int:
         """About how large a base is, by the number of its chunks."""
         pieces = listed(self.location.names(self.folder))
@@ -349,7 +355,7 @@ class ProcessBackup:
         try:
             data = self.location.get(f"{self.folder}/{name}", body + begin, body + spots[-1].end)
         except FileNotFoundError as error:
-            raise DamagedBackup(f"{where} is missing", expected="every file that its head names") from error
+            raise MissingPiece(f"{where} is missing", expected="every file that its head names") from error
         return [unpack_spot(data[spot.at - begin : spot.end - begin], spot, where) for spot in spots]
 
     def _is_ours(self, header: Header) -> bool:

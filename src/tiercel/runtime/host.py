@@ -50,7 +50,6 @@ from tiercel.core.events import (
 )
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
-from tiercel.core.records import Inheritance
 from tiercel.runtime.link import HandshakeFailed
 from tiercel.runtime.machine import Machine, MissingStore, OnEvents, tame_collector, wall_clock
 from tiercel.runtime.metrics import Meter
@@ -339,12 +338,13 @@ class Host:
                 case ReadLog():
                     found = self._needed_store().read_log(effect.inbox, effect.after, effect.limit)
                     self.take(LogRead(effect.inbox, effect.reader, found))
-                case LoadCheckpoint(inherited=Inheritance()):
+                case LoadCheckpoint():
                     if self._inheriting is not None:
                         self._inheriting.cancel()  # whoever asks again does not wait for that any more
-                    self._inheriting = self._loop.create_task(self._inherit(effect))
-                case LoadCheckpoint():
-                    self.take(self._loaded(effect))
+                    if effect.inherited is None:
+                        self.take(self._loaded(effect))
+                    else:
+                        self._inheriting = self._loop.create_task(self._inherit(effect))
                 case Note():
                     self.story.append(effect.text)
                     log.info("%s: %s", self.name, effect.text)

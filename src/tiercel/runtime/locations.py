@@ -17,6 +17,7 @@ from typing import Any
 
 from tiercel.errors import UserError
 
+BURST_S = 0.002  # that readers may be ahead of their speed
 SLICE_BYTES = 16 * 1024  # that a thread reads in its turn, where speed is limited
 
 
@@ -71,7 +72,8 @@ class Location:
                 self._busy_until_s = (
                     max(now, self._busy_until_s) + min(SLICE_BYTES, size - at) / 1e6 / self._read_mb_s
                 )
-                time.sleep(max(0.0, self._busy_until_s - now))
+                if self._busy_until_s - now > BURST_S:  # a sleep is longer than it should be, each time
+                    time.sleep(self._busy_until_s - now)
 
     def _get(self, name: str, start: int | None, end: int | None) -> bytes:
         try:

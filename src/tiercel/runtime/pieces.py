@@ -86,6 +86,10 @@ class DamagedBackup(UserError):
     """A file of a backup that must not be used."""
 
 
+class MissingPiece(DamagedBackup):
+    """A file that a backup should have."""
+
+
 _pair = msgspec.msgpack.Decoder(Pair)
 _pairs = msgspec.msgpack.Decoder(list[Pair])
 _spots = msgspec.msgpack.Decoder(list[Spot])

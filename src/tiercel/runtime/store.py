@@ -151,6 +151,8 @@ class Store:
                 self.batches += 1
                 batch.put(BATCHES, self.batches.to_bytes(8))
             if self._away is not None:
+                if self._away.lost is not None:
+                    raise self._away.lost  # whoever starts next finds what is there instead
                 self._away.forget(self._deleted)
                 self._deleted.clear()
             try:

@@ -86,6 +86,8 @@ def _element(value: str | int | bytes) -> bytes:
 
 
 def decode_key(data: bytes) -> StorageKey:
+    if data.startswith(_STATE):
+        return _decode_state_key(data)
     elements: list[str | int | bytes] = []
     at = 0
     while at < len(data):
@@ -107,6 +109,16 @@ def decode_key(data: bytes) -> StorageKey:
 
 
 _STATE = prefix_of(("state",))
+_SLOT, _KEY, _GENERATION = len(_STATE) + 1, len(_STATE) + 10, 9  # where they begin, the last one from the end
+
+
+def _decode_state_key(data: bytes) -> StorageKey:
+    """As `decode_key`, at fixed places: after a start all of an instance's keys are known by name."""
+    raw = data[_KEY : -_GENERATION - 2]
+    if b"\x00" in raw:
+        raw = raw.replace(b"\x00\xff", b"\x00")
+    slot = int.from_bytes(data[_SLOT : _SLOT + 8]) - _SIGN
+    return "state", slot, raw, int.from_bytes(data[-8:]) - _SIGN
 
 
 class _StoredTimers(msgspec.Struct, array_like=True):

@@ -187,7 +187,8 @@ def _hand_over(place: Place, operator: Operator, source: str, destination: str, 
         puts: dict[StorageKey, Any] = {
             ("state", _slot(image.key, operator), image.key, generation): image for image in images
         }
-        puts |= {("cursor",): msgspec.structs.replace(cursor, generation=generation)}
+        era = known.era if known is not None else None  # of versions that the destination has
+        puts |= {("cursor",): msgspec.structs.replace(cursor, generation=generation, era=era)}
         # values of an earlier schema may be among them: the destination looks through all again
         _write(place, destination, puts, [("schema",)])
     _write(place, source, {}, versions)
