@@ -11,9 +11,10 @@ from tiercel.core import messages as m
 from tiercel.core.effects import Effect, LoadCheckpoint, Send, StorageKey, Write
 from tiercel.core.events import CheckpointLoaded, Connected, Durable, Event, Received
 from tiercel.core.instance import Instance
-from tiercel.core.records import Inheritance, Inherited, KeySet
+from tiercel.core.records import Inheritance, Inherited, KeyFacts, KeySet
 from tiercel.core.router import Router
 from tiercel.core.settings import Settings
+from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, Stream, Topology
 from tiercel.workloads.processors import KINDS, PlainCode
 
@@ -126,10 +127,43 @@ def test_an_heir_whose_name_was_used_before_does_not_take_its_old_store_for_what
     reply = m.AttachReply(1, 1, 1, 0, -1, False, 0, [], [], [], inherited)
     effects = heir.on_event(Received("a", reply), 0.0)
     assert LoadCheckpoint(values=False, timers=False, number=1) in effects
-    effects = heir.on_event(CheckpointLoaded({("cursor",): "of an older time"}, number=1), 0.0)
+    older: dict[Any, Any] = {("cursor",): Cursor(3, 8, 1, 0, -1, [])}
+    effects = heir.on_event(CheckpointLoaded(older, number=1), 0.0)
     assert effects == [LoadCheckpoint(timers=False, inherited=inherited, number=2, adopt=True)]
-    assert not heir.on_event(CheckpointLoaded({("cursor",): "of an older time"}, number=1), 0.0)
+    assert not heir.on_event(CheckpointLoaded(older, number=1), 0.0)
     assert not heir.loaded
+
+
+def resumed_at(effects: list[Effect]) -> list[int]:
+    said = [effect.message for effect in effects if isinstance(effect, Send)]
+    return [message.applied for message in said if isinstance(message, m.Resume)]
+
+
+def test_an_heir_whose_checkpoint_the_router_has_not_heard_of_yet_does_not_inherit_again() -> None:
+    """Found by seed 896: then the router heard, and the log behind the dead one's checkpoint was gone."""
+    heir = Instance(HEIRS[0], OPERATOR, PlainCode(KINDS["chained"]("op", False)), Settings(), 1)
+    heir.on_event(Connected("a"), 0.0)
+    inherited = Inheritance(DEAD, KeySet(slots=frozenset({1})), 9)
+    reply = m.AttachReply(1, 1, 1, 0, -1, False, 0, [], [], [], inherited)
+    heir.on_event(Received("a", reply), 0.0)
+    since: dict[Any, Any] = {("cursor",): Cursor(3, 12, 1, 0, -1, [], None, 9)}
+    effects = heir.on_event(CheckpointLoaded(since, number=1), 0.0)
+    assert heir.loaded
+    assert resumed_at(effects) == [12]
+
+
+def test_a_newcomer_that_died_before_its_first_checkpoint_has_nothing_of_before_it_was_retired() -> None:
+    """Found by seed 1717: only its first life was told, and its second one had keys that others have."""
+    comer = Instance(DEAD, OPERATOR, PlainCode(KINDS["chained"]("op", False)), Settings(), 5)
+    comer.on_event(Connected("a"), 0.0)
+    comer.on_event(Received("a", m.AttachReply(5, 1, 2, 80, -1, False, 0, [], [], [], None)), 0.0)
+    older: dict[Any, Any] = {
+        ("cursor",): Cursor(1, 18, 1, 0, -1, []),
+        ("state", 3, b"k", 1): KeyFacts(),
+    }
+    effects = comer.on_event(CheckpointLoaded(older, number=1), 0.0)
+    assert not comer.space.count
+    assert resumed_at(effects) == [80]
 
 
 def test_an_heir_gives_keys_away_only_once_it_has_read_all_that_it_inherited() -> None:

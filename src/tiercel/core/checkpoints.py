@@ -157,7 +157,7 @@ class Checkpointer:
                 rests_on = max(rests_on, position[1])
         self.generation += 1
         images = [arrival_image(arriving, position) for arriving, position in arrivals]
-        cursor = Cursor(self.generation, *own, [*images, *older], era)
+        cursor = Cursor(self.generation, *own, [*images, *older], era, instance.inherited)
         taken = self.taken = Taken(scope, cursor, rests_on, instance.flushes)
         if scope is Scope.EVERYTHING:
             self._take_own(taken)
@@ -425,6 +425,7 @@ def load(instance: Processing, items: dict[StorageKey, Any], start: int, waterma
     instance.time_ms, instance.watermark_ms = cursor.time_ms, cursor.watermark_ms
     instance.durable = cursor.applied
     instance.space.era = cursor.era
+    instance.inherited = cursor.inherited
     instance.routes.take(items.get(("routes",), TableUpdate({}, {})))
     for image in cursor.arrivals:
         instance.arriving[image.move] = load_arrival(instance, image)

@@ -33,6 +33,7 @@ from tiercel.core.processing import Phase, Processing
 from tiercel.core.records import (
     SHADOW,
     Entry,
+    Inheritance,
     KeySet,
 )
 from tiercel.core.routing import overlap
@@ -244,11 +245,16 @@ class Instance(Processing):
             return
         items: dict[StorageKey, Any] = loaded.items
         self.space.spill.shelf = loaded.shelf
-        if self._reply.fresh:
+        if self._reply.fresh or _is_older(self._reply, items):
             self.checkpointer.discard(items)
             items = {}
         inherited = self._reply.inherited
-        if inherited is not None and inherited.fresh and self._own is None:
+        if (
+            inherited is not None
+            and inherited.fresh
+            and self._own is None
+            and not _is_since(inherited, items)
+        ):
             self._own = items  # of a checkpoint that was never finished, or of a time before it was retired
             self._asked += 1
             adopt, timers = not self.checkpointer.in_flight, self.engine.has_timers
@@ -261,6 +267,8 @@ class Instance(Processing):
         load(self, items, self._reply.start, self._reply.start_watermark_ms)
         if self._own is not None and not loaded.adopted:
             self.checkpointer.inherited(self._own)
+        if self._own is not None and inherited is not None:
+            self.inherited = inherited.through
         self._own = None
         self.loaded = True
         self._resume(step)
@@ -321,6 +329,25 @@ class Instance(Processing):
         for arriving in self.arriving.values():
             largest = 8 * limits.dispatch_rows_max  # one entry's outputs may pass the limit
             within(f"outputs kept for {arriving.move}", len(arriving.kept), limits.suppressed_max + largest)
+
+
+def _is_older(reply: m.AttachReply, items: dict[StorageKey, Any]) -> bool:
+    """Whether what a newcomer has stored is of a time before it was retired: it began behind that.
+
+    It was told so when it first attached, and may have died before it had a checkpoint of its own.
+    """
+    cursor: Cursor | None = items.get(("cursor",))
+    newcomer = not reply.stored and reply.inherited is None
+    return newcomer and cursor is not None and cursor.applied < reply.start
+
+
+def _is_since(inherited: Inheritance, items: dict[StorageKey, Any]) -> bool:
+    """Whether what an heir has stored is of a time since it inherits; the router may not have heard of it.
+
+    If it hears now, the log behind the dead one's checkpoint goes: to begin anew with that would miss it.
+    """
+    cursor: Cursor | None = items.get(("cursor",))
+    return cursor is not None and cursor.inherited == inherited.through
 
 
 def merged(entries: list[Entry]) -> list[Entry]:

@@ -93,6 +93,7 @@ class Processing:
         self.watermark_ms = -1
         self.incarnation = 0
         self.durable = 0
+        self.inherited = -1  # `Inheritance.through` of the last one
         self.leaving: dict[str, SourceMove] = {}
         self.arriving: dict[str, DestinationMove] = {}
         self._out: list[Output] = []

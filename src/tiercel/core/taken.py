@@ -36,6 +36,7 @@ class Cursor(msgspec.Struct, frozen=True):
     watermark_ms: int
     arrivals: list[ArrivalImage]
     era: Era | None = None
+    inherited: int = -1  # taken since this inheritance, by the offset up to which it reads another's rows
 
 
 class Taken:

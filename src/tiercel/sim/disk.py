@@ -113,8 +113,7 @@ class Disk:
         self._slow_factor = 1.0
         self._slow_until_ms = 0.0
         self._full_until_ms = 0.0
-        self._coming: set[StorageKey] = set()  # what a share still lacks; a crash before then leaves some out
-        self._whole_ms = 0.0
+        self._whole_ms = 0.0  # when all of a share is here
         self._looks: dict[int, tuple[Any, str]] | None = {} if check_aliasing else None
 
     def write(self, write: Write, on_durable: OnDurable) -> None:
@@ -187,17 +186,14 @@ class Disk:
         self._durable = dict(items)
         self.durable_batches += 1
         self._show(dict(items))
-        self._coming = {place for place in items if place[0] == "state"}
         self._whole_ms = self._world.now_ms + coming_ms
         if not durable_early:
             self.full(coming_ms)
 
     def _lose_what_has_not_come(self) -> None:
+        """A driver that finds part of a share does not use it; one that is wrong has lost some of it."""
         if self._world.now_ms < self._whole_ms:
-            for place in sorted(self._coming, key=repr):
-                if self._world.rng.random() < 0.5:
-                    self._durable.pop(place, None)
-        self._coming = set()
+            self._durable.clear()
 
     def adopt(self, other: Disk) -> None:
         """Replace everything by a copy of another place's durable content."""
@@ -222,7 +218,7 @@ class Disk:
         twin._looks = self._looks
         twin._slow_factor, twin._slow_until_ms = self._slow_factor, self._slow_until_ms
         twin._full_until_ms = self._full_until_ms
-        twin._coming, twin._whole_ms = set(self._coming), self._whole_ms
+        twin._whole_ms = self._whole_ms
         twin._durable = dict(self._durable)
         twin.durable_batches = self.durable_batches
         twin._show(dict(self._visible))
