@@ -260,3 +260,18 @@ def test_an_instance_knows_how_many_rows_wait_for_it_and_a_detached_one_is_waite
 def slot_owned_by(stage: Stage, instance: str) -> int:
     slots = stage.machines["a"].inboxes["op"].table.slots
     return next(slot for slot in range(SLOTS) if slots[slot].instance == instance)
+
+
+def test_what_a_reader_has_read_from_an_earlier_router_and_not_stored_is_not_trimmed() -> None:
+    """Found by seed 22839: this router had sent it nothing yet, and what it had not stored was deleted."""
+    stage = Stage(topology(("a",), instances=("op@a#0", "op@a#1"))).start()
+    mine, other = key_in(0), key_in(SLOTS - 1)
+    stage.produce("a", (mine, 0, 1))
+    stage.restart("a")
+    stage.produce("a", (other, 0, 2))
+    inbox = stage.machines["a"].inboxes["op"]
+    readers = {inbox.table.route(key).instance: inbox.readers for key in (mine, other)}
+    assert len(readers) == 2, "each key has a reader of its own"
+    idle = inbox.table.route(mine).instance
+    assert inbox.feeds[idle].idle
+    assert inbox.trim_point() <= inbox.readers[idle].applied < inbox.feeds[idle].last_sent

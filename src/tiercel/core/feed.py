@@ -86,6 +86,7 @@ class Feed:
         self.move_positions = dict(moves)
         own = [offset for stage, offset in moves.values() if stage == OWN]
         self.cursor = max(min([applied, *own]), trimmed)  # what was trimmed did not concern it
+        self.last_sent = max(self.last_sent, applied)  # an earlier router may have sent it; it counts as well
         self.phase = Phase.CATCHING_UP
         self.reading = False
         self._inflight.clear()

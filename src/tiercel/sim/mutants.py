@@ -108,7 +108,9 @@ MUTANTS: dict[str, Mutant] = {
     "abort-after-flip": Mutant("R26", "a decided move is undone"),
     "positions-flattened": Mutant("R27", "a checkpoint claims one position for all it holds"),
     "merged-arrivals-left-out": Mutant(
-        "R27", "a checkpoint of arrivals forgets those that have merged since the last of everything"
+        "R27",
+        "a checkpoint of arrivals forgets those that have merged since the last of everything",
+        {"strategies": ("live",), "faults": ("crash", "step")},
     ),
     "zombie-not-fenced": Mutant("R29", "a life that was replaced is still listened to"),
     "held-rows-close-the-lane": Mutant(
