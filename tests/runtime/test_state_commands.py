@@ -17,9 +17,10 @@ from tiercel.core.records import KeyImage
 from tiercel.core.routing import slot_of
 from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, Topology
+from tiercel.runtime.opening import DamagedStore
 from tiercel.runtime.pieces import FORMAT, MAGIC
 from tiercel.runtime.place import Manifest, Place, StreamFacts
-from tiercel.runtime.store import DamagedStore, Store
+from tiercel.runtime.store import Store
 from tiercel.runtime.tables import encode_key
 from tiercel.spark.state_source import key_columns
 

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
-from rocksdict import AccessType, DbClosedError, DBCompressionType, Env, Options, Rdict, WriteBatch
+from rocksdict import DbClosedError, Rdict, WriteBatch
 
 from tiercel.core.effects import StorageKey, Write
 from tiercel.core.records import Entry, KeyFacts, KeyImage
 from tiercel.errors import UserError
+from tiercel.runtime.opening import DamagedStore, open_to_read, open_to_write
 from tiercel.runtime.packed import decode_stream_entry, encoder
 from tiercel.runtime.pieces import Pair
 from tiercel.runtime.tables import decode_key, decoders, encode_key, is_state, prefix_of, timers_in
@@ -41,36 +42,12 @@ FORMAT_KEY: Final = b"\x00format"  # same: how everything here is written
 FORMAT: Final = 1  # grows when an older version could not read what a newer one has written
 RESTORING: Final = b"\x00restoring"  # same: some values are still in a backup (away.py)
 NO_TABLE: Final = b"\x00"  # what begins like this is about the store itself
-OPEN_TRIES = 5  # a writer may remove a file between our look at the directory and our opening it
 WHOLE_S_MAX = 120.0  # who looks at a store that is being restored waits so long for the rest
-LOCK_WAIT_S = 4.0  # a predecessor that Spark has cancelled may hold the lock for two seconds
-WRITE_BUFFER_BYTES = 64 * 1024 * 1024  # entries are often trimmed before they leave it for a file
-WRITE_BUFFER_BYTES_MIN = 8 * 1024 * 1024
-WAL_BYTES_MAX = 256 * 1024 * 1024  # what a restart reads again at most
 
 _encode = encoder.encode
 
 
 NO_TIMERS: Final = KeyFacts()
-
-
-class DamagedStore(UserError):
-    """What a process has stored cannot be read; nothing of it was changed."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            what,
-            expected="files as they were written",
-            hint="set this directory aside: with a backup the process is restored from it when it starts; "
-            "`tiercel state restore` makes a whole deployment out of a backup",
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DamagedStore, (self.what,)
-
-
-class StorageBusy(Exception):
-    """Another process holds the directory."""
 
 
 # -- the store --------------------------------------------------------------------------------
@@ -101,7 +78,7 @@ class Store:
             if tables is None
             else {table: msgspec.msgpack.Decoder(kind) for table, kind in tables.items()}
         )
-        self._db = _checked(_open(directory, _write_buffer_bytes(memory_bytes_max)), directory)
+        self._db = _checked(open_to_write(directory, memory_bytes_max), directory)
         self._db.put(FORMAT_KEY, FORMAT.to_bytes(8))
         self.last_life, self.batches = _numbers(self._db)
         self.life = next_life(self.last_life)
@@ -316,7 +293,7 @@ class StoreView:
         self._directory = directory
         give_up = time.monotonic() + WHOLE_S_MAX
         while True:
-            self._db = _checked(_open_read_only(directory), directory)
+            self._db = _checked(open_to_read(directory), directory)
             self.restoring = self._db.get(RESTORING) is not None
             if not (whole and self.restoring):
                 return
@@ -373,7 +350,7 @@ class StoreView:
 
 def fill(directory: Path, parts: Iterable[Iterable[Pair]], numbers: Callable[[], tuple[int, int]]) -> None:
     """Make a store out of pairs, in their order; `numbers`, asked at the end: its last life, its batches."""
-    db = _open(directory)
+    db = open_to_write(directory)
     try:
         for part in parts:
             batch = WriteBatch(raw_mode=True)
@@ -401,13 +378,6 @@ def _checked(db: Rdict, directory: Path) -> Rdict:
     return db
 
 
-def _write_buffer_bytes(memory_bytes_max: int) -> int:
-    """Who may keep little in memory does not keep much more in buffers: RocksDB has two or three of them."""
-    if not memory_bytes_max:
-        return WRITE_BUFFER_BYTES
-    return min(WRITE_BUFFER_BYTES, max(WRITE_BUFFER_BYTES_MIN, memory_bytes_max // 8))
-
-
 def _numbers(db: Rdict) -> tuple[int, int]:
     return int.from_bytes(db.get(LIFE) or b""), int.from_bytes(db.get(BATCHES) or b"")
 
@@ -419,44 +389,3 @@ def _all_pairs(db: Rdict) -> tuple[int, Iterator[Pair]]:
         return 0, iter(())
     batches = int.from_bytes(first[1]) if first[0] == BATCHES else 0  # it sorts before everything else
     return batches, itertools.chain([first], found)
-
-
-def _open_read_only(directory: Path) -> Rdict:
-    for attempt in range(1, OPEN_TRIES + 1):
-        try:
-            return Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only(False))
-        except Exception as error:
-            if attempt == OPEN_TRIES:
-                raise _if_damaged(directory, error) from error
-            time.sleep(0.05 * attempt)
-    raise AssertionError(directory)
-
-
-def _if_damaged(directory: Path, error: Exception) -> Exception:
-    """What RocksDB says about files that are not as it wrote them; anything else stays as it is."""
-    if any(sign in str(error) for sign in ("Corruption", "No such file")):
-        return DamagedStore(f"{directory} cannot be opened: {error}")
-    return error
-
-
-def _open(directory: Path, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> Rdict:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_write_buffer_size(write_buffer_bytes)
-    options.set_compression_type(DBCompressionType.lz4())  # checkpoints write much, and it is the cheapest
-    options.set_max_total_wal_size(WAL_BYTES_MAX)
-    tidying = Env()
-    tidying.lower_thread_pool_cpu_priority()  # compaction takes a core for a second; tuples go first
-    options.set_env(tidying)
-    give_up = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            return Rdict(str(directory), options)
-        except Exception as error:
-            if "lock" not in str(error).lower():
-                raise _if_damaged(directory, error) from error
-            if time.monotonic() > give_up:
-                reason = f"{directory} is still held by another process after {LOCK_WAIT_S:g} s"
-                raise StorageBusy(reason) from error
-            time.sleep(0.05)

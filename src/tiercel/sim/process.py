@@ -32,9 +32,10 @@ from tiercel.core.effects import (
 )
 from tiercel.core.events import CheckpointLoaded, Durable, Event, LogRead, TimerFired
 from tiercel.core.heirs import is_of_share
-from tiercel.core.records import Inheritance, KeyFacts, KeyImage
+from tiercel.core.records import Inheritance
 from tiercel.sim.disk import Disk
 from tiercel.sim.network import Network
+from tiercel.sim.shelf import LifeShelf, facts
 from tiercel.sim.world import World
 
 
@@ -183,7 +184,7 @@ class Life:
                         continue
                     items = self._stored(effect.inherited)
                     if not effect.values:
-                        items = _facts(items, effect)
+                        items = facts(items, effect)
                     loaded = CheckpointLoaded(items, LifeShelf(self), effect.number)
                     world.call_after(self.disk.read_ms, self.take, loaded)
                 case Note():
@@ -210,7 +211,7 @@ class Life:
             return
         items, process = self._stored(effect.inherited), self._process
         self.disk.take_share(items, process.coming_ms, durable_early=process.durable_early)
-        self.take(CheckpointLoaded(_facts(items, effect), LifeShelf(self), effect.number, adopted=True))
+        self.take(CheckpointLoaded(facts(items, effect), LifeShelf(self), effect.number, adopted=True))
 
     def _on_durable(self, seq: int) -> None:
         self.take(Durable(seq))
@@ -254,27 +255,6 @@ class Life:
 
     def __str__(self) -> str:
         return f"{self._process.name}#{self.incarnation}{' (zombie)' if self.zombie else ''}"
-
-
-def _facts(items: dict[StorageKey, Any], effect: LoadCheckpoint) -> dict[StorageKey, Any]:
-    """Without the values of keys; told that there are no timers, a driver does not look for them."""
-    return {
-        k: KeyFacts(v.timers if effect.timers else ()) if k[0] == "state" else v for k, v in items.items()
-    }
-
-
-class LifeShelf:
-    """What a life reads back: from its own disk, also when it has become a zombie."""
-
-    def __init__(self, life: Life) -> None:
-        self._life = life
-
-    def read(self, place: StorageKey) -> tuple[KeyImage, int]:
-        image: KeyImage = self._life.disk.read(place)
-        return image, image.size_bytes
-
-    def __repr__(self) -> str:
-        return f"LifeShelf({self._life})"
 
 
 def _ignore_exit(process: Process, reason: str) -> None:

@@ -49,7 +49,7 @@ from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns, Schema
 from tiercel.spark.session import open_session
 from tiercel.spark.slots import SPARE_SLOTS, check_slots, probe
-from tiercel.spark.spare import Spare
+from tiercel.spark.spare import Spare, check_count
 from tiercel.spark.status import Status, collect_status
 from tiercel.spark.steps import union as union_schema
 from tiercel.spark.streams import Feed, LiveStream, parse_schema
@@ -60,7 +60,6 @@ from tiercel.spark.wishes import Wishes
 log = logging.getLogger(__name__)
 
 ATTACH_S_MAX = 60.0
-SPARE_WORKERS_MAX = 64
 FLUSH_S_MAX = 5.0  # for what producers have sent when the deployment ends
 
 
@@ -93,12 +92,10 @@ def start(
     `durability` is what an acknowledgement means: `os`, the process may die; `disk`, the power may fail;
     `replica`, the disk may be lost: another task, on another executor, holds it too.
 
-    `spare_workers` wait warm on each executor for tasks that start: one makes up for a death; with as many
-    as `recover(over=)` is asked for, all of those begin at once.
+    `spare_workers` wait warm on each executor for a death; as many as `recover(over=)` let all begin at once.
     """
     check_durability(durability)
-    if not 0 <= spare_workers <= SPARE_WORKERS_MAX:
-        raise UserError(f"spare_workers={spare_workers}", expected=f"0 to {SPARE_WORKERS_MAX}")
+    check_count(spare_workers)
     spark = spark or open_session("tiercel")
     sites = parse_sites(sites)
     listening = Listening.of(bind, ports, advertise, sites)
@@ -372,8 +369,7 @@ class Live:
     @property
     def _wishes(self) -> Wishes:
         self.deploy()
-        assert self._console is not None
-        assert self._hosting is not None
+        assert self._console is not None and self._hosting is not None  # noqa: PT018
         return Wishes(self.backend, self.graph, self._console, self._hosting, self._launch_attached)
 
     def _launch_attached(self, instance: str) -> None:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tiercel.errors import UserError
 from tiercel.runtime.place import Place
 from tiercel.spark.backend import Backend
 
@@ -34,6 +35,8 @@ LOADED = ("tiercel.spark.hosting", "fsspec.implementations.local")  # what a pro
 KEEP_S = 50.0  # Spark ends workers when none was used for a minute
 LOOK_S = 1.0
 HOLD_S = 0.1  # by each of several: else one worker would take them all, one after the other
+
+COUNT_MAX = 64
 
 Pool = tuple[str, frozenset[str]]  # an application, and its executors that we use
 _next_s: dict[Pool, float] = {}  # when its workers are to be used again, whichever deployment does it
@@ -50,6 +53,11 @@ def warm(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch
 def warm_one_of_several(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     yield from warm(batches)
     time.sleep(HOLD_S)
+
+
+def check_count(count: int) -> None:
+    if not 0 <= count <= COUNT_MAX:
+        raise UserError(f"spare_workers={count}", expected=f"0 to {COUNT_MAX}")
 
 
 class Spare:
