@@ -19,7 +19,7 @@ from tiercel.core.topology import Operator, Topology
 from tiercel.errors import UserError
 from tiercel.runtime import away, backups, pieces
 from tiercel.runtime.away import Away
-from tiercel.runtime.inheriting import ShareLoader, load_share
+from tiercel.runtime.inheriting import ShareLoader, _load, _where
 from tiercel.runtime.locations import Location
 from tiercel.runtime.place import BackupPlan, Manifest, Place
 from tiercel.runtime.shipping import Shipper
@@ -62,6 +62,11 @@ def store_some(place: Place, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
     if backup is not None:
         backup.shipper._ship()
     store.close()
+
+
+def load_share(place: Place, manifest: Manifest, inherited: Inheritance) -> dict[StorageKey, Any]:
+    """All of it, as whoever must not take it for its own reads it."""
+    return _load(_where(place, manifest, inherited), inherited)
 
 
 def expected() -> dict[StorageKey, KeyImage]:

