@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ import uvloop
 from small import running
 from small import until as wait_until
 from tiercel import cli
-from tiercel.bench import bare, idle, measures
+from tiercel.bench import bare, idle, measures, own_code
 from tiercel.bench.averages import INPUT, INPUT_SCHEMA, OUTPUT, OUTPUT_SCHEMA, SITE, plan, topology
 from tiercel.bench.echo import echoing, frame_sizes
 from tiercel.bench.load import PRODUCER, Load, Record, due_in_tick
@@ -198,6 +199,31 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 # -- the subscriber --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_what_an_operator_costs_by_itself_grows_with_its_code(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that counts rows: a step that takes three times as long is seen as that."""
+    spent = [0.0]
+    monkeypatch.setattr(own_code, "time", SimpleNamespace(process_time=lambda: spent[0]))
+
+    def cost(seconds: float, form: str) -> float:
+        operator = PROCESSORS[name][0][form]()
+        method = "step" if form == "fold" else "handleInputRows"
+        real = getattr(operator, method)
+
+        def slowly(*facts: Any) -> Any:
+            spent[0] += seconds
+            return real(*facts)
+
+        monkeypatch.setattr(operator, method, slowly)
+        return own_code.own_code_us(operator)
+
+    assert cost(3e-5, "fold") == pytest.approx(30)
+    assert cost(1e-5, "fold") == pytest.approx(10)
+    assert cost(3e-5, "processor") == pytest.approx(30 / own_code.ROWS)  # once for the rows of a call
 
 
 @pytest.mark.parametrize("form", ["processor", "fold"])

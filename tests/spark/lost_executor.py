@@ -13,7 +13,10 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pyarrow
 
 import tiercel
 from tiercel.bench.outages import spark_home
@@ -21,7 +24,9 @@ from tiercel.bench.processes import check_ours, executor_of
 from tiercel.bench.steady import Traffic, declare
 from tiercel.core.settings import Settings
 from tiercel.runtime.replicated import has_copy
+from tiercel.spark.backend import backend_of
 from tiercel.spark.live import Live
+from tiercel.spark.spare import EXECUTORS_MIN, warm_one_of_several
 
 SLOTS = 6  # per executor
 CONFIG = {"spark.decommission.enabled": "false"}  # what is killed is not replaced under another name
@@ -43,6 +48,12 @@ def lose(live: Live, name: str, disks: Path) -> list[str]:
         assert live.failures == {}, live.failures
         time.sleep(0.1)
     return [found.name for found in lost]
+
+
+def daemons(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Whose workers do the tasks of spare.py: there is a daemon on each executor."""
+    for _ in warm_one_of_several(batches):
+        yield pyarrow.RecordBatch.from_pydict({"id": [os.getppid()]})
 
 
 def main(directory: Path) -> None:
@@ -67,7 +78,8 @@ def main(directory: Path) -> None:
                 lost.append(lose(live, name, disks))
                 traffic.go_on()
                 print(live.status(), file=sys.stderr)
-            print(json.dumps({"rounds": traffic.finish(), "lost": lost}))
+            warm = {row.id for row in backend_of(spark).job(daemons, EXECUTORS_MIN).collect()}
+            print(json.dumps({"rounds": traffic.finish(), "lost": lost, "warm_on": len(warm)}))
     finally:
         spark.stop()
         shutil.rmtree(work, ignore_errors=True)

@@ -200,6 +200,7 @@ def test_an_executor_is_killed_and_its_disk_deleted_and_nothing_is_lost_or_doubl
     assert ended.returncode == 0, ended.stderr[-4000:]
     report = json.loads(ended.stdout.splitlines()[-1])
     assert report["rounds"] > 60
+    assert report["warm_on"] == 2  # a worker waits on each executor, whichever dies
     assert [("cloud" in lost, "replica 1 of cloud" in lost) for lost in report["lost"]].count(
         (False, False)
     ) == 0

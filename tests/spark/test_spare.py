@@ -38,7 +38,7 @@ class Pool(Backend):
     """An application on paper that counts the tasks it is given, and what they are tagged with."""
 
     def __init__(self, **settings: str) -> None:
-        self._settings = settings
+        self._settings = {"spark.master": "local[2]"} | settings
         self.application = f"app-{id(self)}"
         self.tasks: list[int] = []
         self.fails = False
@@ -113,6 +113,18 @@ def test_a_worker_is_kept_again_as_soon_as_somebody_was_started(place: Place) ->
     pool.wait_for([1, 1, 2, 2])  # a failure ends nothing
     keeping.end()
     assert (pool.tags, pool.cancelled) == ({spare.NAME}, [spare.NAME])
+
+
+def test_on_a_cluster_a_worker_is_kept_where_nothing_of_ours_runs_too(place: Place) -> None:
+    """An executor that died with everything took the only warm worker along."""
+    announce(place, "a", 1, "0")
+    pool = Pool(**{"spark.master": "spark://one:7077"})
+    keeping = spare.Spare(pool, place, 2)
+    pool.wait_for([4])
+    announce(place, "b", 2, "1")
+    announce(place, "c", 3, "2")
+    pool.wait_for([4, 6])
+    keeping.end()
 
 
 def test_a_worker_is_kept_again_before_spark_ends_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,10 @@ Not responsible for: the systems (recover_systems.py), the checkpoint interval (
 
     fill the state | warm-up | steady | kill ... first output ... normal for 5 s | steady | kill ...
 
-Of one size, Tiercel's deaths of workers and executors follow each other in one deployment: with its disk,
-without it, and without it over several instances. Spark dies once: its state store lives in the JVM and
-its checkpoint elsewhere, so a lost local disk makes no difference to it, and neither do instances.
+Of one size, Tiercel's deaths of workers follow each other in one deployment: with its disk, without it, and
+without it over several instances. Executors die in a deployment each: after a death everything runs on the
+one that is left, and a second death would take the router along. Spark dies once: its state store lives in
+the JVM, its checkpoint elsewhere: a lost local disk makes no difference to it, and neither do instances.
 """
 
 from __future__ import annotations
@@ -290,35 +291,46 @@ def running(kind: type[System], size_mb: int, rate: int, **facts: Any) -> Iterat
             load.stop()
 
 
-def spare_workers(wish: Wish) -> int:
-    """One for each that takes over."""
-    return max(wish.instances) if "worker" in wish.whats else 1
+def spare_workers(wish: Wish, what: str) -> int:
+    """One for each that takes over; of an executor, the router may have to as well."""
+    return {"worker": max(wish.instances), "executor": 2, "application": 1}[what]
 
 
 def _tiercels(wish: Wish, what: str, size_mb: int, tell: Tell) -> Iterator[Line]:
     facts: dict[str, Any] = {
         "cluster": what == "executor",
         "read_mb_s": wish.read_mb_s,
-        "spare_workers": spare_workers(wish),
+        "spare_workers": spare_workers(wish, what),
     }
-    with running(Tiercel, size_mb, wish.rate, **facts) as (system, load):
-        assert isinstance(system, Tiercel)
-        for local_disk in sorted(wish.local_disk, reverse=True):
-            for instances in sorted(wish.instances):
-                if instances > 1 and (local_disk or what == "application"):
-                    continue  # a disk is opened, not read; of an application that starts nobody asks it
-                disk = "" if local_disk else ", its disk lost"
-                tell(f"Tiercel: death of the {what}, {size_mb} MB{disk}, {instances} recover")
-                line = death(system, load, lambda d=local_disk, n=instances: _kill(system, what, d, n))  # type: ignore[misc]
-                tell(f"    first output after {line['first_output_s']} s, normal after {line['normal_s']} s")
-                yield {
-                    "system": "tiercel",
-                    "size_mb": size_mb,
-                    "what": what,
-                    "local_disk": local_disk,
-                    "instances": instances,
-                    **line,
-                }
+    cases = [
+        (local_disk, instances)
+        for local_disk in sorted(wish.local_disk, reverse=True)
+        for instances in sorted(wish.instances)
+        if instances == 1 or not (local_disk or what == "application")
+    ]  # a disk is opened, not read; of an application that starts nobody asks several to recover
+    for together in [[case] for case in cases] if what == "executor" else [cases]:
+        with running(Tiercel, size_mb, wish.rate, **facts) as (system, load):
+            assert isinstance(system, Tiercel)
+            for local_disk, instances in together:
+                yield _tiercel(system, load, what, size_mb, local_disk, instances, tell)
+
+
+def _tiercel(
+    system: Tiercel, load: Load, what: str, size_mb: int, local_disk: bool, instances: int, tell: Tell
+) -> Line:
+    disk = "" if local_disk else ", its disk lost"
+    tell(f"Tiercel: death of the {what}, {size_mb} MB{disk}, {instances} recover")
+    line = death(system, load, lambda: _kill(system, what, local_disk, instances))
+    tell(f"    first output after {line['first_output_s']} s, normal after {line['normal_s']} s")
+    return {
+        "system": "tiercel",
+        "size_mb": size_mb,
+        "what": what,
+        "local_disk": local_disk,
+        "instances": instances,
+        "died": system.died,
+        **line,
+    }
 
 
 def _kill(system: Tiercel, what: str, local_disk: bool, instances: int) -> int:

@@ -152,6 +152,7 @@ class Tiercel(System):
         self._producer = RowProducer(self._place, INPUT, name="recover")
         self._subscriber = RowSubscriber(self._place, stream, after=0)
         self._ending = False
+        self.died: list[str] = []  # the last time
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -168,7 +169,17 @@ class Tiercel(System):
         address = self._place.registry.find(VICTIM)
         if address is None:
             raise UserError(f"{VICTIM} does not run")
+        self.died = [VICTIM] if what == "worker" else self._beside(address.executor)
         return self._strike(what, address.pid)
+
+    def kill_application(self) -> int:
+        self.died = sorted(self._place.registry.names())
+        return super().kill_application()
+
+    def _beside(self, executor: str) -> list[str]:
+        """All that runs there."""
+        found = {name: self._place.registry.find(name) for name in self._place.registry.names()}
+        return sorted(name for name, at in found.items() if at is not None and at.executor == executor)
 
     def lose_disk(self) -> None:
         """What the dead instance stored is gone."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from tiercel.bench import spark_batches
 from tiercel.bench.deployed import PROCESSES, Deployed, deployed
+from tiercel.bench.own_code import own_code_us
 from tiercel.bench.processors import (
     AVERAGED,
     COUNTED,
@@ -78,6 +79,7 @@ def measure(wish: Wish, tell: Tell) -> tuple[list[Line], Line]:
                 spark, forms[form](), READING, schema, durability=wish.durability, settings=limits
             ) as running:
                 ours[name, form] = _sustained(running, order, wish.seconds)
+            ours[name, form]["own_code_us"] = own_code_us(forms[form]())
     finally:
         spark.stop()
     sparks = _sparks(wish, order, tell) if wish.spark_rows else []
@@ -85,7 +87,10 @@ def measure(wish: Wish, tell: Tell) -> tuple[list[Line], Line]:
     for (name, form), line in ours.items():
         mine = [each for each in sparks if each["processor"] == name]
         rows.append(_row(name, form, wish.durability, line, spark_batches.best(mine) if mine else {}))
-    used = [{"processor": name, "form": form, **line["cpu_us"]} for (name, form), line in ours.items()]
+    used = [
+        {"processor": name, "form": form, **line["cpu_us"], "own_code": round(line["own_code_us"], 2)}
+        for (name, form), line in ours.items()
+    ]
     return rows, {"spark": sparks, "cpu_us_per_tuple": used}
 
 

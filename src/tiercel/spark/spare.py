@@ -1,6 +1,7 @@
 """A Python worker that waits, warm, for a process that dies: it starts there without importing anything.
 
-Responsible for: idle workers with our modules loaded, in Spark's own pool, on each executor that we use.
+Responsible for: idle workers with our modules loaded, in Spark's own pool, on each executor that we use,
+    and on another one where everything of ours runs on one.
 Not responsible for: starting processes (hosting.py). Which worker a task gets is Spark's choice.
 
 Spark keeps a Python worker whose task has ended well for the next task, for a minute. A new one has to load
@@ -37,6 +38,7 @@ LOOK_S = 1.0
 HOLD_S = 0.1  # by each of several: else one worker would take them all, one after the other
 
 COUNT_MAX = 64
+EXECUTORS_MIN = 2  # on a cluster: one that dies takes its own along, and what ran there goes elsewhere
 
 Pool = tuple[str, frozenset[str]]  # an application, and its executors that we use
 _next_s: dict[Pool, float] = {}  # when its workers are to be used again, whichever deployment does it
@@ -85,7 +87,7 @@ class Spare:
             workers = {address.pid: address.executor for address in found if address is not None}
             executors = frozenset(workers.values()) - {""}
             if _is_due((self._backend.application, executors), taken=not workers.keys() <= seen):
-                tasks = self._count * max(1, len(executors))
+                tasks = self._count * max(1 if self._backend.local else EXECUTORS_MIN, len(executors))
                 try:
                     if tasks not in jobs and not self._backend.is_stopped():
                         jobs[tasks] = self._backend.job(warm if tasks == 1 else warm_one_of_several, tasks)
