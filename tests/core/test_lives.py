@@ -8,7 +8,7 @@ from playing import Stage, key_in
 from tiercel.core import messages as m
 from tiercel.core.effects import Exit, Send
 from tiercel.core.events import Connected, Received
-from tiercel.core.faults import LostCheckpoint
+from tiercel.core.faults import LostCheckpoint, LostLog
 from tiercel.core.instance import Instance
 from tiercel.core.router import Router
 from tiercel.core.settings import Settings
@@ -61,3 +61,25 @@ def test_an_instance_whose_storage_holds_less_than_it_has_told_does_not_go_on(le
     stage.disks[name] = older
     with pytest.raises(LostCheckpoint, match="no checkpoint" if left == "nothing" else "at offset"):
         stage.start(name)
+
+
+@pytest.mark.parametrize("left", ["nothing", "an older log"])
+def test_an_instance_whose_log_ends_before_its_checkpoint_does_not_go_on(left: str) -> None:
+    """New rows would get the numbers of those that it has processed, and be taken for them.
+
+    Of a router that has nothing left, an instance was new: it threw away what it had stored itself.
+    """
+    stage = Stage().start()
+    stage.produce("a", *((key_in(slot), 1, 0) for slot in range(4)))
+    stage.pass_ms(2_000)
+    older = {} if left == "nothing" else dict(stage.disks["a"])
+    stage.produce("a", *((key_in(slot), 2, 1) for slot in range(4)))
+    stage.pass_ms(2_000)
+    stored = dict(stage.disks["op@a#0"])
+    stage.stop("op@a#0")
+    stage.stop("a")
+    stage.disks["a"] = older
+    stage.start("a")
+    with pytest.raises(LostLog, match="ends at"):
+        stage.start("op@a#0")
+    assert stage.disks["op@a#0"] == stored

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from pyspark.sql import types as t
 from rocksdict import Options, Rdict
@@ -17,12 +19,16 @@ from tiercel.core.records import KeyImage
 from tiercel.core.routing import slot_of
 from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, Topology
+from tiercel.errors import UserError
+from tiercel.runtime.backups import folder_of
 from tiercel.runtime.opening import DamagedStore
 from tiercel.runtime.pieces import FORMAT, MAGIC
-from tiercel.runtime.place import Manifest, Place, StreamFacts
+from tiercel.runtime.place import BackupPlan, Manifest, Place, StreamFacts
+from tiercel.runtime.registry import Address
 from tiercel.runtime.store import Store
 from tiercel.runtime.tables import encode_key
 from tiercel.spark.state_source import key_columns
+from tiercel.state import checkpoint
 
 ME = "count@cloud#1"
 SLOTS = 16
@@ -194,6 +200,92 @@ def test_a_missing_file_of_a_copy_is_named(
     assert code == 2
     assert f"base 1, chunk 0, of {ME} is missing" in err
     assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("gone", ["head.*", "*"])
+@pytest.mark.parametrize("process", ["cloud", ME])
+def test_a_process_that_is_missing_in_a_copy_is_named_and_what_is_whole_of_it_offered(
+    capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path, process: str, gone: str
+) -> None:
+    """It was left out, and the rest restored without a word."""
+    copy, there = tmp_path / "copy", tmp_path / "there"
+    router = Store(Place(storage).process("cloud"), "os")
+    router.add(Write(2, {("reader", "count", ME): Reader(1, 5, {}, stored=True)}))
+    router.close()
+    assert run(capsys, "backup", str(storage), str(copy))[0] == 0
+    for file in (copy / folder_of(process)).glob(gone):
+        file.unlink()
+    code, _, err = run(capsys, "restore", str(copy), str(there))
+    assert code == 2
+    assert "holds no whole backup of" in err
+    assert process in err
+    assert not there.exists()
+    if gone == "*":
+        assert "no earlier state is whole there" in err
+    else:
+        assert f"--up-to '{process}=1'" in err
+        assert run(capsys, "restore", str(copy), str(there), "--up-to", f"{process}=1")[0] == 0
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing"])
+def test_without_its_manifest_a_copy_says_where_there_is_another(
+    capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path, how: str
+) -> None:
+    copy, there = tmp_path / "copy", tmp_path / "there"
+    assert run(capsys, "backup", str(storage), str(copy))[0] == 0
+    manifest = copy / "backup.json"
+    if how == "missing":
+        manifest.unlink()
+    else:
+        manifest.write_text("{", encoding="utf-8")
+    code, _, err = run(capsys, "restore", str(copy), str(there))
+    assert code == 2
+    assert "backup.second.json beside it is whole: copy it to backup.json" in " ".join(err.split())
+    assert not there.exists()
+    second = (copy / "backup.second.json").read_bytes()
+    (copy / "backup.second.json").write_text("{", encoding="utf-8")
+    code, _, err = run(capsys, "restore", str(copy), str(there))
+    assert (code, "beside it is whole" in err) == (2, False)
+    manifest.write_bytes(second)
+    assert run(capsys, "restore", str(copy), str(there))[0] == 0
+
+
+@pytest.mark.parametrize("how", ["damaged head", "no head", "no directory"])
+def test_show_says_what_is_wrong_with_a_backup(
+    capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path, how: str
+) -> None:
+    """It was shown as if there were none to be had."""
+    place, copy = Place(storage), tmp_path / "copy"
+    assert run(capsys, "backup", str(storage), str(copy))[0] == 0
+    place.write(msgspec.structs.replace(place.manifest(), backup=BackupPlan(str(copy))))
+    [head] = (copy / folder_of(ME)).glob("head.*")
+    if how == "damaged head":
+        head.write_bytes(head.read_bytes()[:-9])
+    elif how == "no head":
+        head.unlink()
+    else:
+        shutil.rmtree(copy)
+        copy.write_text("a file", encoding="utf-8")
+    code, out, _ = run(capsys, "show", str(storage), "--json")
+    assert code == 0
+    lines = {line["process"]: line for line in json.loads(out)}
+    assert lines[ME]["backup_number"] is None
+    expected = {"damaged head": head.name, "no head": "holds no whole backup", "no directory": str(copy)}
+    assert expected[how] in lines[ME]["backup_problem"]
+    assert (lines["cloud"]["backup_problem"] is None) == (how != "no directory")
+
+
+def test_a_checkpoint_that_does_not_come_says_what_is_wrong_with_the_storage(storage: Path) -> None:
+    """Whatever was wrong, it asked whether the instance ran."""
+    place = Place(storage)
+    place.registry.publish(Address(ME, "127.0.0.1", 1, 1, 1))
+    with pytest.raises(UserError, match=f"no checkpoint of {ME} within 0.1 s") as silent:
+        checkpoint(storage, 0.1)
+    assert silent.value.hint == "see with live.status() whether they run"
+    next(place.process(ME).glob("MANIFEST-*")).write_bytes(b"spoilt")
+    with pytest.raises(UserError, match="cannot be opened") as damaged:
+        checkpoint(storage, 0.1)
+    assert damaged.value.expected == "instances that run, and storage that can be read"
 
 
 def contents(directory: Path) -> dict[str, bytes]:

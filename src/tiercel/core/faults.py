@@ -2,7 +2,8 @@
 
 `ProtocolViolation`: a peer did what the protocol forbids; drop the peer, nothing else is harmed.
 `InvalidRequest`: the person who asked can mend it; says what was wrong, what is allowed, what to run.
-`LostCheckpoint`: storage was damaged or taken away; nothing is processed on top of less than was stored.
+`LostCheckpoint`, `LostLog`: storage was damaged or taken away; nothing is processed on top of less than was
+stored.
 `OperatorFailed`: the user's code raised, and the operator is to end then; the user can mend it.
 `CoreBug`: our own invariant broke; crash and keep the seed.
 """
@@ -38,6 +39,21 @@ class LostCheckpoint(Exception):
         return (
             f"the storage of {self.instance} holds {there}; expected the one at {self.told}, or a later one: "
             "its log has forgotten what came before. With backup= set the directory aside, and it is restored"
+        )
+
+
+class LostLog(Exception):
+    """The log that an instance reads ends before what its checkpoint has processed."""
+
+    def __init__(self, instance: str, end: int, applied: int) -> None:
+        self.instance, self.end, self.applied = instance, end, applied
+        super().__init__(instance, end, applied)
+
+    def __str__(self) -> str:
+        return (
+            f"the log that {self.instance} reads ends at {self.end}; expected one that holds {self.applied}, "
+            "which its checkpoint has processed: the storage of its router has lost what was durable. With "
+            "backup= set the router's directory aside, and it is restored"
         )
 
 

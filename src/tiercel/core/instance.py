@@ -28,7 +28,7 @@ from tiercel.core.events import (
     Received,
     TimerFired,
 )
-from tiercel.core.faults import CoreBug, LostCheckpoint, within
+from tiercel.core.faults import CoreBug, LostCheckpoint, LostLog, within
 from tiercel.core.processing import Phase, Processing
 from tiercel.core.records import (
     SHADOW,
@@ -240,10 +240,17 @@ class Instance(Processing):
         if found < told:
             raise LostCheckpoint(self.name, found, told)
 
+    def _check_log(self, items: dict[StorageKey, Any], reply: m.AttachReply) -> None:
+        """A checkpoint rests on a durable log: one that ends before it gives old numbers to new rows."""
+        cursor: Cursor | None = items.get(("cursor",))
+        if cursor is not None and (cursor.applied > reply.head or cursor.incarnation > reply.incarnation):
+            raise LostLog(self.name, reply.head, cursor.applied)
+
     def _on_loaded(self, step: Step, loaded: CheckpointLoaded) -> None:
         if self.phase is not Phase.LOADING or self._reply is None or loaded.number != self._asked:
             return
         items: dict[StorageKey, Any] = loaded.items
+        self._check_log(items, self._reply)
         self.space.spill.shelf = loaded.shelf
         if self._reply.fresh or _is_older(self._reply, items):
             self.checkpointer.discard(items)

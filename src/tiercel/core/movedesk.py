@@ -278,13 +278,12 @@ class MoveDesk(Traffic):
             inbox.relaunched(step, message.instance, message.life)
             self.life_began(step, message.instance)
         inbox.limit_feeds()
+        known = message.life == last_life  # same process, new connection: it still has what is not durable
         arrivals = [
             a.role()
             for a in self.arrivals.values()
-            if a.destination == message.instance and a.phase in DURABLE
+            if a.destination == message.instance and (known or a.phase in DURABLE)
         ]
-        if message.life == last_life:  # same process, new connection: it still has what is not durable
-            arrivals = [a.role() for a in self.arrivals.values() if a.destination == message.instance]
         departures = [r for d in self.departures.values() if d.source == message.instance and (r := d.role())]
         reply = m.AttachReply(
             message.life,
@@ -299,6 +298,7 @@ class MoveDesk(Traffic):
             departures,
             feed.inherited,
             reader.stored,
+            inbox.offset,
         )
         step.send_durable(message.instance, reply)
 

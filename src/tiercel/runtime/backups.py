@@ -215,12 +215,18 @@ class ProcessBackup:
         With `wanted`, sections that are not needed are not read, and their pairs do not come.
         One that is missing or damaged ends it with an error that names it, and the last whole number before.
         """
-        head = self.head() if up_to is None else self._head_if_whole()
+        try:
+            head = self.head() if up_to is None else self._head_if_whole()
+        except DamagedBackup as damage:
+            self.offer(damage)
+            raise
         last = head.number if up_to is None and head is not None else up_to
         if last is None:
-            raise DamagedBackup(
+            missing = DamagedBackup(
                 f"{self.location.url} holds no backup of {self.process}", expected="one with a head"
             )
+            self.offer(missing)
+            raise missing
         found = listed(self.location.names(self.folder))
         if up_to is None and head is not None:  # who came later and finished nothing is not in this state
             found = [piece for piece in found if piece.life <= head.life]
@@ -237,10 +243,17 @@ class ProcessBackup:
                     expected=f"one with the checksum {head.previous}",
                 )
         except DamagedBackup as damage:
-            whole = self.last_whole(last)
-            if whole is not None and damage.hint is None:
-                damage.hint = f"the last whole state before it: --up-to '{self.process}={whole.number}'"
+            self.offer(damage, last)
             raise
+
+    def offer(self, damage: DamagedBackup, before: int | None = None) -> None:
+        """Say which state is whole, beside whatever else there is to say."""
+        whole = self.last_whole(self.last_number() if before is None else before)
+        if whole is not None:
+            other = f"the last whole state before it: --up-to '{self.process}={whole.number}'"
+            damage.hint = other if damage.hint is None else f"{damage.hint}; or {other}"
+        elif damage.hint is None:
+            damage.hint = "no earlier state is whole there; a copy of the location may have it"
 
     def states(self) -> list[Header]:
         """Every whole state that can be restored, oldest first: the header of its last file."""

@@ -34,6 +34,7 @@ from tiercel.runtime.store import StoreView
 from tiercel.runtime.storing import exists, processes_in, restore
 
 MANIFEST = "backup.json"  # not the name it has in a storage directory: that is no backup
+SECOND = "backup.second.json"  # the same again: without it, nobody could say what the rest belongs to
 TRIES = 50  # to see processes that run as they fit together
 PAUSE_S = 0.1
 
@@ -65,17 +66,28 @@ def write_manifest(location: Location, manifest: Manifest) -> None:
                 expected=f"an empty location, or that of {manifest.id}",
                 hint="each needs a location of its own; `tiercel state restore` brings that one back",
             )
-    location.put(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+    for name in (SECOND, MANIFEST):
+        location.put(name, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
 
 def read_manifest(location: Location) -> Manifest:
     """The manifest in a location; FileNotFoundError if there is none."""
-    data = location.get(MANIFEST)
     try:
-        found = msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
-        what = f"{location.url}/{MANIFEST} cannot be read: {error}"
-        raise DamagedBackup(what, expected="the manifest of a deployment") from error
+        found = msgspec.json.decode(location.get(MANIFEST), type=Manifest)
+    except (FileNotFoundError, msgspec.DecodeError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        hint = "the processes' files are not concerned; a copy of the location may have this one"
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            msgspec.json.decode(location.get(SECOND), type=Manifest)
+            hint = f"{SECOND} beside it is whole: copy it to {MANIFEST}; nothing else is concerned"
+            missing = False
+        if missing:
+            raise
+        raise DamagedBackup(
+            f"{location.url}/{MANIFEST} cannot be read: {error}",
+            expected="the manifest of a deployment",
+            hint=hint,
+        ) from error
     if found.format != FORMAT:
         raise DamagedBackup(
             f"{location.url}/{MANIFEST} has format {found.format}",
@@ -164,6 +176,21 @@ def misfitting(seen: Mapping[str, StoreView]) -> list[str]:
     return found
 
 
+def missing_of(manifest: Manifest, seen: Mapping[str, StoreView]) -> Iterator[tuple[str, str]]:
+    """Processes that are needed and not there. One that had nothing to ship yet is not needed."""
+    for site in manifest.topology.sites:
+        if site not in seen:
+            yield site, f"holds no whole backup of the router of site {site!r}"
+            continue
+        for key, reader in seen[site].scan(("reader",)):
+            instance = str(key[2])
+            if reader.stored and instance not in seen:
+                yield (
+                    instance,
+                    f"holds no whole backup of {instance}, which has a checkpoint at {reader.applied}",
+                )
+
+
 # -- restoring ------------------------------------------------------------------------------------
 
 
@@ -190,6 +217,10 @@ def restore_deployment(
         draft.write(msgspec.structs.replace(manifest, backup=None, local=""))
         restored = _restore_all(location, manifest, draft, dict(up_to or {}))
         with views_now(draft.directory / "processes") as seen:
+            for absent, reason in missing_of(manifest, seen):
+                lost = DamagedBackup(f"{location.url} {reason}", expected="a whole backup of every process")
+                ProcessBackup(location, manifest.id, absent).offer(lost)
+                raise lost
             misfits = misfitting(seen)
             if misfits:
                 raise UserError(

@@ -112,6 +112,7 @@ class Location:
         return UserError(
             f"{where} cannot be {how}: {type(error).__name__}: {error}",
             expected="a backup location that can be read and written from here",
+            hint="see that it is there, and that you may use it; nothing that lies there was changed",
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from rocksdict import AccessType, DBCompressionType, Env, Options, Rdict
 
 from tiercel.errors import UserError
+from tiercel.runtime.witness import NAME, reached
 
 OPEN_TRIES = 5  # a writer may remove a file between our look at the directory and our opening it
 LOCK_WAIT_S = 4.0  # a predecessor that Spark has cancelled may hold the lock for two seconds
@@ -24,16 +25,17 @@ WAL_BYTES_MAX = 256 * 1024 * 1024  # what a restart reads again at most
 class DamagedStore(UserError):
     """What a process has stored cannot be read; nothing of it was changed."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, otherwise: str = "") -> None:
         super().__init__(
             what,
             expected="files as they were written",
             hint="set this directory aside: with a backup the process is restored from it when it starts; "
-            "`tiercel state restore` makes a whole deployment out of a backup",
+            f"`tiercel state restore` makes a whole deployment out of a backup{otherwise}",
         )
+        self.otherwise = otherwise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DamagedStore, (self.what,)
+        return DamagedStore, (self.what, self.otherwise)
 
 
 class StorageBusy(Exception):
@@ -51,7 +53,9 @@ def open_to_read(directory: Path) -> Rdict:
     """What its writer has written so far; the writer does not notice."""
     for attempt in range(1, OPEN_TRIES + 1):
         try:
-            return Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only(False))
+            noted = reached(directory)
+            opened = Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only(False))
+            return _all_there(opened, directory, noted)
         except Exception as error:
             if attempt == OPEN_TRIES:
                 raise _if_damaged(directory, error) from error
@@ -66,8 +70,19 @@ def _if_damaged(directory: Path, error: Exception) -> Exception:
     return error
 
 
+def _all_there(opened: Rdict, directory: Path, noted: int) -> Rdict:
+    found = opened.latest_sequence_number()
+    if found < noted:
+        opened.close()
+        raise DamagedStore(
+            f"{directory} ends with update {found} of {noted}: its log was damaged, cut or deleted",
+            otherwise=f"; without one, deleting the file {NAME} there lets it go on with what is left",
+        )
+    return opened
+
+
 def open_to_write(directory: Path, memory_bytes_max: int = 0) -> Rdict:
-    """For its one writer; one before it is waited for."""
+    """For its one writer; one before it is waited for. Files are rewritten: look first (`look_at`)."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     options = Options(raw_mode=True)
     options.create_if_missing(True)
@@ -77,10 +92,11 @@ def open_to_write(directory: Path, memory_bytes_max: int = 0) -> Rdict:
     tidying = Env()
     tidying.lower_thread_pool_cpu_priority()  # compaction takes a core for a second; tuples go first
     options.set_env(tidying)
+    noted = reached(directory)
     give_up = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            return Rdict(str(directory), options)
+            return _all_there(Rdict(str(directory), options), directory, noted)
         except Exception as error:
             if "lock" not in str(error).lower():
                 raise _if_damaged(directory, error) from error

@@ -30,6 +30,7 @@ from tiercel.runtime.opening import DamagedStore, open_to_read, open_to_write
 from tiercel.runtime.packed import decode_stream_entry, encoder
 from tiercel.runtime.pieces import Pair
 from tiercel.runtime.tables import decode_key, decoders, encode_key, is_state, prefix_of, timers_in
+from tiercel.runtime.witness import Witness
 
 if TYPE_CHECKING:
     from tiercel.runtime.away import Away
@@ -83,7 +84,8 @@ class Store:
         self.last_life, self.batches = _numbers(self._db)
         self.life = next_life(self.last_life)
         self._db.put(LIFE, self.life.to_bytes(8))
-        self._db.flush_wal(True)  # a life is never counted twice, whatever else is lost
+        self._witness = Witness(directory)
+        self.sync()  # a life is never counted twice, whatever else is lost
         self._hand_over: HandOver | None = None
         self._pairs: list[Pair] | None = None  # of the batch, if it is to be handed over
         self._batch = WriteBatch(raw_mode=True)
@@ -138,6 +140,8 @@ class Store:
                 self._failure = failure
                 raise
             self.written = self.queued = queued
+            if self.durability != "disk" and self._witness.is_due():
+                self._witness.note(self._db.latest_sequence_number())
             if self._hand_over is not None and pairs is not None:
                 self._hand_over(self.batches, queued, pairs)
         return self.written
@@ -183,7 +187,10 @@ class Store:
 
     def sync(self) -> None:
         """Blocks until the disk has everything that was committed before. For a thread."""
+        reached = self._db.latest_sequence_number()
         self._db.flush_wal(True)
+        if self._witness.is_due():
+            self._witness.note(reached)
 
     def items(self, *, values: bool = True, timers: bool = True) -> dict[StorageKey, Any]:
         """Everything, for recovery. Entries of inboxes and output logs are left out: readers ask for them.
@@ -278,9 +285,14 @@ class Store:
             self._away.stop()
         try:
             self.commit()
+            with contextlib.suppress(DbClosedError):
+                if self.durability == "disk":
+                    self._db.flush_wal(True)
+                self._witness.note(self._db.latest_sequence_number())
         finally:
             with contextlib.suppress(DbClosedError):
                 self._db.close()
+            self._witness.close()
 
 
 class StoreView:

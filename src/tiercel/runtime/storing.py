@@ -64,6 +64,7 @@ def open_storage(
     plan = manifest.backup
     limit = memory_limit(manifest, process)
     if plan is None:
+        look_at(directory)
         prepare(directory)
         return Storage(Store(directory, manifest.durability, tables, memory_bytes_max=limit), None)
     backup = ProcessBackup(Location(plan.location, plan.read_mb_s), manifest.id, process)
@@ -96,6 +97,12 @@ def directory_of(place: Place, manifest: Manifest, process: str, executor: str) 
 
 def exists(directory: Path) -> bool:
     return (directory / ROCKSDB_FILE).exists()
+
+
+def look_at(directory: Path) -> None:
+    """Raise DamagedStore if what lies here is: it stays as it is, while opening would rewrite it."""
+    if exists(directory):
+        StoreView(directory, whole=False).close()
 
 
 def is_newest(directory: Path, backup: ProcessBackup, head: Header) -> bool:

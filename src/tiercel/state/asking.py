@@ -32,27 +32,33 @@ def checkpoint(storage: str | Path, wait_s: float = WAIT_S_MAX) -> dict[str, int
     names = [name for name in place.wanted() if place.registry.find(name) is not None]
     if not names:
         raise UserError(f"no instance of {place.directory} runs", expected="a deployment that runs")
-    before = {name: cursor.generation if (cursor := _cursor(place, name)) else 0 for name in names}
+    before = {name: cursor.generation if (cursor := _cursor(place, name, {})) else 0 for name in names}
     for name in names:
         place.registry.ask_checkpoint(name)
     found: dict[str, int] = {}
     give_up = time.monotonic() + wait_s
     while len(found) < len(names):
+        problems: dict[str, str] = {}
         for name in names:
-            cursor = _cursor(place, name)
+            cursor = _cursor(place, name, problems)
             if cursor is not None and cursor.generation > before[name]:
                 found[name] = cursor.applied
         if len(found) < len(names) and time.monotonic() > give_up:
             silent = ", ".join(sorted(set(names) - found.keys()))
-            raise UserError(f"no checkpoint of {silent} within {wait_s:g} s", hint="does it run?")
+            raise UserError(
+                f"no checkpoint of {silent} within {wait_s:g} s",
+                expected="instances that run, and storage that can be read",
+                hint="; ".join(problems.values()) or "see with live.status() whether they run",
+            )
         time.sleep(LOOK_S)
     return dict(sorted(found.items()))
 
 
-def _cursor(place: Place, name: str) -> Cursor | None:
+def _cursor(place: Place, name: str, problems: dict[str, str]) -> Cursor | None:
     try:
         with contextlib.closing(StoreView(place.process(name), whole=False)) as view:
             found: Cursor | None = view.get(("cursor",))
             return found
-    except Exception:  # it is being made, or files change under our eyes: we look again
+    except Exception as error:  # it is being made, or files change under our eyes: we look again
+        problems[name] = str(error).replace("\n", "; ")
         return None

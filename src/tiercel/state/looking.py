@@ -57,6 +57,7 @@ class Kept(msgspec.Struct, frozen=True):
     backup_number: int | None = None  # of the newest whole state in the backup
     backup_age_s: float | None = None
     backup_behind: int | None = None  # batches that the backup does not have
+    backup_problem: str | None = None  # why nothing is known of it, although there should be one
 
 
 def show(storage: str | Path) -> list[Kept]:
@@ -107,14 +108,18 @@ def _position(view: StoreView, name: str, cursor: Cursor | None, manifest: Manif
     return ", ".join(f"{log} {end}" for log, end in sorted(ends.items()))
 
 
-def _backup_of(name: str, batches: int, manifest: Manifest) -> tuple[int | None, float | None, int | None]:
-    """Number, age and how far it is behind; nothing of it for a process without a backup."""
+Backed = tuple[int | None, float | None, int | None, str | None]
+
+
+def _backup_of(name: str, batches: int, manifest: Manifest) -> Backed:
+    """Number, age, how far it is behind, and what is wrong; nothing for a process without a backup."""
     if manifest.backup is None:
-        return None, None, None
+        return None, None, None, None
     try:
         head = ProcessBackup(Location(manifest.backup.location), manifest.id, name).head()
-    except UserError:
-        head = None  # a location that cannot be read now: shown as no backup
+    except UserError as error:
+        return None, None, None, error.what
     if head is None:
-        return None, None, None
-    return head.number, max(0.0, time.time() - head.written_ms / 1e3), max(0, batches - head.through)
+        return None, None, None, f"{manifest.backup.location} holds no whole backup of it"
+    age_s = max(0.0, time.time() - head.written_ms / 1e3)
+    return head.number, age_s, max(0, batches - head.through), None

@@ -60,6 +60,7 @@ class AttachReply(Message, frozen=True):
     departures: list[DepartureRole]
     inherited: Inheritance | None = None  # without a checkpoint of its own it begins with this
     stored: bool = False  # it has told us of a checkpoint that covers `start`
+    head: int = 0  # the last entry of the log
 
 
 class Outlived(Message, frozen=True):
