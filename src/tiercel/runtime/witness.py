@@ -11,6 +11,7 @@ they are durable; so it is never ahead of what must be there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import zlib
@@ -32,10 +33,14 @@ class Witness:
         return time.monotonic() >= self._next_s
 
     def note(self, number: int) -> None:
-        """So far everything is durable. Few bytes in one place: they are there, or what was before is."""
+        """So far everything is durable. Few bytes in one place: they are there, or what was before is.
+
+        Where there is no room for them, the store itself will say so.
+        """
         self._next_s = time.monotonic() + NOTE_S
         data = number.to_bytes(NUMBER_BYTES)
-        os.pwrite(self._file, data + zlib.crc32(data).to_bytes(4), 0)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, data + zlib.crc32(data).to_bytes(4), 0)
 
     def close(self) -> None:
         if self._file >= 0:
