@@ -234,6 +234,21 @@ def test_where_all_are_idle_the_watermark_stays() -> None:
     assert play.taken() == [100, [90], 95, 120, [110]]
 
 
+def test_where_all_are_idle_whoever_has_concluded_most_says_so() -> None:
+    """Found by seed 40757: b was idle before it heard that a is, and no move could flip ever after."""
+    play = Play("in", idle_ms=100)
+    play.write(100)
+    play.write(100, site="b")
+    play.stage.pass_ms(300)
+    before = play.watermark("b")
+    assert play.watermark("a") == before == 90
+    play.stage.tell("a", m.WatermarkReport("op", 500, ("in",), before), "b")  # while b was not idle yet
+    assert play.watermark("a") == 500
+    play.stage.tell("a", m.WatermarkReport("op", FOREVER, ("in",), before), "b")
+    play.stage.pass_ms(10)
+    assert play.watermark("b") == 500
+
+
 def test_a_stream_whose_producers_are_slowed_down_is_not_idle() -> None:
     play = Play("in", idle_ms=100)
     play.write(100, site="b")

@@ -145,6 +145,11 @@ def scenario_without_moves(seed: int) -> Scenario:
         (250, AS_DRAWN, "the same, and its keys were forgotten"),
         (1717, {**AS_SEEN, **WIDE}, "a newcomer's second life took what it had stored before it was retired"),
         (22839, AS_SEEN, "a router that came back let go of what a reader had read and not stored"),
+        (
+            40757,
+            {**AS_SEEN, **WIDE},
+            "where all streams are idle, logs differed for ever, and moves waited as long",
+        ),
         (11058, AS_SEEN, "a producer took what its predecessor was told late for its own greeting"),
     ],
 )

@@ -131,14 +131,21 @@ class EventTime(Site):
                     low = min([low, *lane.watermarks.values()])
             if promises.to_tell(low):
                 promises.tell(self.site, low)
-                for site in self.topology.sites:
-                    if site != self.site:
-                        early = self.mutant == "promised-before-durable"
-                        (step.send if early else step.send_durable)(site, self._report(operator))
+                self._tell_others(step, operator)
             inbox = self.inboxes[operator]
             conclusion = promises.conclusion()
             if conclusion > inbox.watermark_ms:
                 inbox.append(step, {}, Watermark(conclusion))
+            if promises.all_idle and inbox.watermark_ms > promises.known:
+                self._tell_others(step, operator)  # nobody has anything else to say: logs would differ for ever
+
+    def _tell_others(self, step: Step, operator: str) -> None:
+        report = self._report(operator)
+        self.promises[operator].known = max(self.promises[operator].known, report.concluded_ms)
+        for site in self.topology.sites:
+            if site != self.site:
+                early = self.mutant == "promised-before-durable"
+                (step.send if early else step.send_durable)(site, report)
 
     def repeat_promises(self, step: Step, site: str) -> None:
         for operator, promises in self.promises.items():

@@ -13,7 +13,7 @@ stream is worth. Rows that are behind what a log has concluded by then are late.
 watermark before every such input of an operator has been written somewhere (or has been idle).
 
 What one log has concluded every other may conclude: a promise speaks of rows on their way to any log.
-So logs that heard of such a site at different times agree again.
+So logs that heard of such a site at different times agree again; where all are idle, whoever knows most says so.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Promises:
         self.idle: set[str] = set()  # streams that are not waited for at this site
         self.unwritten = set(timed)  # inputs with a watermark of their own that no site has seen a row of
         self._concluded = -1  # by any log we heard of
+        self.known = -1  # what everyone was told that a log has concluded
 
     def worth(self) -> int:
         """What this site's sources allow to promise."""
@@ -54,6 +55,12 @@ class Promises:
         self.unwritten.difference_update(sources)
         self.heard[site] = watermark_ms
         self._concluded = max(self._concluded, concluded_ms)
+        self.known = max(self.known, concluded_ms)  # who tells us tells everyone
+
+    @property
+    def all_idle(self) -> bool:
+        """Whether no site has a source that is waited for: none of them will say anything."""
+        return min(self.heard.values(), default=-1) >= FOREVER
 
     def conclusion(self) -> int:
         """No row at or below this will come any more, from anywhere. -1 while nobody has a source."""
