@@ -137,7 +137,9 @@ class EventTime(Site):
             if conclusion > inbox.watermark_ms:
                 inbox.append(step, {}, Watermark(conclusion))
             if promises.all_idle and inbox.watermark_ms > promises.known:
-                self._tell_others(step, operator)  # nobody has anything else to say: logs would differ for ever
+                self._tell_others(
+                    step, operator
+                )  # nobody has anything else to say: logs would differ for ever
 
     def _tell_others(self, step: Step, operator: str) -> None:
         report = self._report(operator)
