@@ -303,6 +303,9 @@ def test_nothing_less_than_everything_is_good(audit: Audit, chronicle: Chronicle
         (["--durability", "none"], "one of: os, disk, backup"),
         (["--out", "{full}"], "is not empty"),
         (["--out", "{file}"], "cannot write"),
+        (["--out", "{file}/chaos"], "cannot write"),
+        (["--out", "/proc/none/chaos"], "cannot write"),
+        (["--out", "/proc/self/task"], "cannot write"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(

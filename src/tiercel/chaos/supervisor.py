@@ -24,6 +24,7 @@ from random import Random
 import msgspec
 
 from tiercel.bench.outages import spark_home
+from tiercel.bench.report import check_place, writing
 from tiercel.chaos.child import Child, Track
 from tiercel.chaos.disk import Disk
 from tiercel.chaos.keeping import disks_of, own_disks
@@ -358,11 +359,8 @@ def check_master(master: str) -> None:
 
 def recording_place(out: Path) -> Path:
     """The directory of a run: empty, or new."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+    check_place(out)
+    with writing(out):
         if any(out.iterdir()):
             raise UserError(f"{out} is not empty", hint="give another directory: --out DIR")
-        return out.resolve()
-    except OSError as error:
-        what = f"cannot write to {out}: {error.strerror}"
-        raise UserError(what, hint="give another directory: --out DIR") from error
+    return out.resolve()
