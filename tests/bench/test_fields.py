@@ -20,7 +20,7 @@ import pytest
 
 from documented import EVERY_FILE, fields, named, section
 from tiercel import cli
-from tiercel.bench import checkpoint, idle, latency, memory, outages, recover, recover_sweep, throughput
+from tiercel.bench import checkpoint, idle, latency, memory, recover, recover_sweep, throughput
 from tiercel.bench.load import Faults
 from tiercel.bench.loader import spread
 from tiercel.bench.measures import Outputs
@@ -131,13 +131,6 @@ def test_throughput_tells_the_fields_that_are_documented(
         assert row.keys() == fields("throughput")
         assert (row["ratio"], row["ratio_below_2s"], row["faults"]) == (3.0, 3.0, 1)
     assert all(line.keys() - {"processor"} <= named(section("throughput")) for line in found["spark"])
-
-
-def test_the_report_of_outages_has_the_fields_that_are_documented() -> None:
-    page = "Outages on a cluster"
-    assert set(outages.Report.__struct_fields__) == fields(page)
-    for part in (outages.Outage, outages.Departure):
-        assert set(part.__struct_fields__) <= named(section(page))
 
 
 # -- with a death --------------------------------------------------------------------------------------
