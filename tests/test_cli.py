@@ -205,11 +205,15 @@ def test_the_demo_empties_no_directory_that_is_not_its_own(
     assert theirs.exists()
 
 
-def test_the_demo_says_where_it_cannot_write(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["{file}", "{file}/demo", "/proc/none/demo", "/proc/self"])
+def test_the_demo_says_where_it_cannot_write(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, place: str
+) -> None:
     (tmp_path / "file").touch()
-    code, _, err = run(capsys, "demo", "--out", str(tmp_path / "file"))
+    out = place.format(file=tmp_path / "file")
+    code, _, err = run(capsys, "demo", "--out", out)
     assert code == 2
-    assert "cannot write to" in err
+    assert f"cannot write to {Path(out).resolve()}: " in err
 
 
 def test_the_entry_point_exits_with_the_code_and_without_a_traceback() -> None:

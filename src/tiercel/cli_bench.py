@@ -212,6 +212,7 @@ def recover(
     several = _numbers("--instances", instances, 1, 16)
     _check("--rate", rate, 1, 100_000)
     _check("--read-mb-s", read_mb_s, 0, 100_000)
+    _check("--seed", seed, 0, 2**31)
     from tiercel.bench import recover as bench_recover
 
     if sweep:
@@ -318,8 +319,10 @@ class Run:
 
 @contextmanager
 def _measuring(name: str, as_json: bool, out: Path | None, seed: int | None) -> Iterator[Run]:
-    from tiercel.bench.report import Cpu, document, tell
+    from tiercel.bench.report import Cpu, check_place, document, tell
 
+    if out is not None:
+        check_place(out)
     columns = (SpinnerColumn(), TextColumn(f"{name}: {{task.description}}"), TimeElapsedColumn())
     cpu = Cpu()
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:

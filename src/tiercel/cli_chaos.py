@@ -33,7 +33,10 @@ AUDITED = ("inputs", "outputs", "lost", "doubled", "reordered", "wrong", "invent
 
 
 def chaos(
-    minutes: Annotated[float, typer.Option(help="Of faults; starting and judging come on top.")] = 3.0,
+    minutes: Annotated[
+        float,
+        typer.Option(help="Of faults, at least one of each kind; starting and judging come on top."),
+    ] = 3.0,
     seed: Annotated[int, typer.Option(help="What the faults are drawn from.")] = 1,
     master: Annotated[
         str, typer.Option(help="Spark's; a local[N] has no executors that could be killed.")

@@ -1,4 +1,4 @@
-"""What the benchmarks compute, from records with known answers; and what their commands refuse."""
+"""What the benchmarks compute, from records with known answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import uvloop
 
 from small import running
 from small import until as wait_until
-from tiercel import cli
 from tiercel.bench import bare, idle, measures, own_code
 from tiercel.bench.averages import INPUT, INPUT_SCHEMA, OUTPUT, OUTPUT_SCHEMA, SITE, plan, topology
 from tiercel.bench.echo import echoing, frame_sizes
@@ -346,48 +345,7 @@ def test_the_bare_build_carries_tuples_exactly_once_and_in_order(tmp_path: Path)
         runner.run(scenario())
 
 
-# -- commands --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        ("throughput --seconds 0", "--seconds 0 is out of range"),
-        ("throughput --durability paper", "unknown 'paper'"),
-        ("throughput --processors sum", "unknown 'sum'"),
-        ("throughput --forms fold,lambda", "unknown 'lambda'"),
-        ("throughput --spark-rows many", "'many' is no number"),
-        ("throughput --spark-batches 0", "--spark-batches 0 is out of range"),
-        ("latency --rates 0", "--rates 0 is out of range"),
-        ("latency --rates 1000,,5", "'' is no number"),
-        ("latency --repeats 0", "--repeats 0 is out of range"),
-        ("reconfigure --keys 1", "--keys 1 is out of range"),
-        ("reconfigure --move 2000 --keys 1000", "--move 2000 is out of range"),
-        ("reconfigure --state-bytes -1", "--state-bytes -1 is out of range"),
-        ("reconfigure --strategies live,teleport", "unknown 'teleport'"),
-        ("reconfigure --plant-stop -5", "--plant-stop -5 is out of range"),
-        ("idle --pairs 0", "--pairs 0 is out of range"),
-        ("idle --seconds nan", "--seconds nan is out of range"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_with_a_message(
-    capsys: pytest.CaptureFixture[str], arguments: str, what: str
-) -> None:
-    code = cli.run_app(["bench", *arguments.split()])
-    captured = capsys.readouterr()
-    assert code == 2
-    assert what in captured.err
-    assert captured.out == ""
-    assert "Traceback" not in captured.err
-
-
-@pytest.mark.parametrize("command", ["throughput", "latency", "reconfigure", "idle"])
-def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert cli.run_app(["bench", command, "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"Example: tiercel bench {command}" in shown
-    assert "--json" in shown
-    assert "--out" in shown
+# -- turns -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("swap", "order"), [(False, "ABBAAB"), (True, "BAABBA")])

@@ -10,20 +10,21 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from small import until
 from tiercel import cli
 from tiercel.bench.processes import kill_all, kill_with_all_below, members
-from tiercel.chaos import victims
+from tiercel.chaos import supervisor, victims
 from tiercel.chaos.child import Track
 from tiercel.chaos.disk import Disk, limited
 from tiercel.chaos.judge import Verdict, too_few
 from tiercel.chaos.ledger import ACCOUNTS, CHUNK_FRAMES, FRAME_ROWS, entered, frames, reference
 from tiercel.chaos.plan import DECK, Fault, Kind, chosen, plan
 from tiercel.chaos.record import Inputs, Outputs
-from tiercel.chaos.supervisor import Chronicle, Struck, check_master, kinds_of
+from tiercel.chaos.supervisor import Chronicle, Struck, Supervisor, check_master, kinds_of
 from tiercel.chaos.victims import Victims, kill_with_disk
 from tiercel.errors import UserError
 from tiercel.runtime.lives import Lives
@@ -73,6 +74,36 @@ def test_no_disk_is_lost_where_that_would_lose_rows(durability: str) -> None:
         Kind.LOST_DISK,
         Kind.REPLICA,
     }
+
+
+class Planning(Supervisor):
+    """Does none of it, and takes a second for each."""
+
+    def __init__(self, seconds: float, clock: list[float]) -> None:
+        super().__init__(Path(), 7, CLUSTER, "replica", lambda text, share: None)
+        self._clock, self._begun_s, self._seconds = clock, clock[0], seconds
+        self._child = SimpleNamespace(  # type: ignore[assignment]
+            dead=False,
+            beat=SimpleNamespace(failures={}),
+            finish=lambda: None,
+            wait_while_going_on=lambda done, quiet_s: True,
+            end=lambda seconds: 0,
+        )
+        self.played: list[Fault] = []
+        self._strike_on()
+
+    def _play(self, fault: Fault) -> None:
+        self.played.append(fault)
+        self._clock[0] += 1.0
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(0.5, len(Kind)), (4.5, len(Kind)), (29.5, 30)])
+def test_a_run_goes_on_until_its_time_is_over_and_each_kind_has_come(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, count: int
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    assert Planning(seconds, clock).played == first(count, durability="replica")
 
 
 def test_every_kind_has_its_share_of_a_deck() -> None:
@@ -303,6 +334,9 @@ def test_nothing_less_than_everything_is_good(audit: Audit, chronicle: Chronicle
         (["--durability", "none"], "one of: os, disk, backup"),
         (["--out", "{full}"], "is not empty"),
         (["--out", "{file}"], "cannot write"),
+        (["--out", "{file}/chaos"], "cannot write"),
+        (["--out", "/proc/none/chaos"], "cannot write"),
+        (["--out", "/proc/self/task"], "cannot write"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(

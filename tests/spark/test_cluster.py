@@ -18,8 +18,8 @@ SOURCES = str(Path(tiercel.__file__).resolve().parent.parent)
 ENVIRONMENT = os.environ | {"PYTHONPATH": SOURCES}  # executors work in directories of their own
 
 
-def outages(master: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tiercel.bench.outages", "--master", master]
+def outages(*program: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", *program]
     ended = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
     assert ended.returncode == 0, ended.stderr
     report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
@@ -28,13 +28,23 @@ def outages(master: str) -> dict[str, Any]:
 
 @pytest.mark.long  # test_kills.py has the same with the session that all share
 def test_without_spark_retries_workers_that_are_killed_come_back_by_a_new_job() -> None:
-    report = outages("local[8]")
+    report = outages("tiercel.bench.outages", "--master", "local[8]")
     assert [outage["lost"] for outage in report["outages"]] == [["average@cloud#1"], ["cloud"]]
     assert report["rounds"] > 60
 
 
-def test_executors_that_come_are_waited_for_killed_ones_are_recovered_from_leaving_ones_left() -> None:
-    report = outages("local-cluster[2,4,1024]")
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["tiercel.bench.outages", "--master", "local-cluster[2,4,1024]"],
+        pytest.param(["tiercel.bench.standalone"], marks=pytest.mark.long),
+    ],
+    ids=["local cluster", "standalone"],
+)
+def test_executors_that_come_are_waited_for_killed_ones_are_recovered_from_leaving_ones_left(
+    program: list[str],
+) -> None:
+    report = outages(*program)
     assert set(report["executors"]) == {"0", "1"}  # the second came because a process had no slot
     *workers, executor = report["outages"]
     assert len(workers) == 2

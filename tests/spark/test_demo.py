@@ -1,4 +1,4 @@
-"""The demonstration, as `make demo` runs it, only shorter."""
+"""The demonstration, as `make demo` runs it, only shorter; and what it says of records that are not right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+from speeds import right_outputs, write_inputs, write_outputs
+
+from tiercel import cli
+from tiercel.bench import demo
+from tiercel.bench.measures import Moments, Outputs, judge
+from tiercel.spark.audit import Audit
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -36,3 +49,63 @@ def test_the_demonstration_keeps_every_promise_and_leaves_its_report(tmp_path: P
     assert all(f"<td>{task['pid']}</td>" in page for task in found["tasks"])
     assert (out / "latency.png").read_bytes().startswith(b"\x89PNG")
     assert "moving 100 cars live" in ended.stderr
+
+
+# -- what is not right -----------------------------------------------------------------------------------
+
+S = 1_000_000_000
+FAULTS = ("lost", "doubled", "reordered", "wrong", "invented")
+
+
+def records(fault: str) -> list[Any]:
+    """What came out of a run in which one thing went wrong."""
+    first, *others = right = right_outputs()
+    return {
+        "none": right,
+        "lost": others,
+        "doubled": [first, *right],
+        "reordered": [*others, first],
+        "wrong": [(*first[:3], first[3] + 1, *first[4:]), *others],
+        "invented": [*right, ("car-299", 0, 1, 60.0, False, 0)],
+    }[fault]
+
+
+def demonstrated(recorded: Path, fault: str) -> demo.Demonstration:
+    """A run of twelve seconds whose inputs and outputs are on disk; nobody has judged them yet."""
+    write_inputs(recorded / "produced")
+    write_outputs(recorded / "outputs", records(fault))
+    due = np.arange(0, 12 * S, S // 100)
+    outputs = Outputs(np.zeros_like(due), due, due + 1_000_000)
+    cars = frozenset({0})
+    changes = [
+        demo.Change(name, at, cars, judge(outputs, at, cars, cars), 100, {})
+        for name, at in (
+            ("move", Moments(0, 5 * S, 6 * S, 8 * S)),
+            ("scale-out", Moments(6 * S, 8 * S, 9 * S, 12 * S)),
+        )
+    ]
+    unknown = Audit(0, 0, 0, 0, 0, 0, 0)
+    return demo.Demonstration(outputs, 0, changes, unknown, 0, [], 0, 1, {}, "4")
+
+
+@pytest.mark.parametrize("fault", ["none", *FAULTS])
+def test_a_demonstration_in_which_an_output_is_not_right_ends_with_1(
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    fault: str,
+) -> None:
+    """Judged, told and kept by the command itself; only the traffic is not real."""
+    session = SimpleNamespace(read=spark.read, sql=spark.sql, stop=lambda: None)  # others still need it
+    monkeypatch.setattr(demo, "open_session", lambda name, slots: session)
+    monkeypatch.setattr(demo, "start", lambda session, sites: nullcontext())
+    monkeypatch.setattr(demo, "_deploy_and_run", lambda live, recorded, *_: demonstrated(recorded, fault))
+    code = cli.run_app(["demo", "--out", str(tmp_path)])
+    kept = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert code == (0 if fault == "none" else 1)
+    assert kept["good"] is (fault == "none")
+    assert {name: kept["audit"][name] for name in FAULTS} == {name: int(name == fault) for name in FAULTS}
+    verdict = "each once, in order, with the right mean" if fault == "none" else f"1 {fault}"
+    assert verdict in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert verdict in capsys.readouterr().out

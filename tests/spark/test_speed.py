@@ -4,36 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
+from speeds import CARS, SEQS, Output, right_outputs, write_inputs, write_outputs
 
-from tiercel.bench.traffic import car_name, kmh, write_file
+from tiercel.bench.traffic import car_name, write_file
 from tiercel.spark.audit import Audit
-from tiercel.spark.speed import LIMIT_KMH, audit
-
-CARS, SEQS = (0, 1, 10), 8
-Output = tuple[str, int, int, float, bool, int]
-
-
-def right_outputs() -> list[Output]:
-    """By hand, not by the operator: the audit must not agree with it by construction."""
-    found = []
-    for seq in range(SEQS):
-        for car in CARS:
-            mean = sum(kmh(car, s) for s in range(seq + 1)) / (seq + 1)
-            found.append((car_name(car), seq, seq + 1, mean, mean > LIMIT_KMH, 0))
-    return found
+from tiercel.spark.speed import audit
 
 
 def audited(spark: SparkSession, place: Path, outputs: list[Output]) -> Audit:
     inputs, sink = place / "inputs", place / "outputs"
     inputs.mkdir()
     sink.mkdir()
-    write_file(inputs / "all.parquet", [(c, s, kmh(c, s), 0) for s in range(SEQS) for c in CARS])
-    names = ("car", "seq", "n", "mean", "alert", "due_ns")
-    table = pa.table(dict(zip(names, map(list, zip(*outputs, strict=True)), strict=True)))
-    pq.write_table(table, sink / "part-0.parquet")
+    write_inputs(inputs)
+    write_outputs(sink, outputs)
     return audit(spark, [inputs], sink)
 
 

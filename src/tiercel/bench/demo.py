@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tiercel.bench.measures import Moments, Outputs, judge
-from tiercel.bench.report import Cpu, Line
+from tiercel.bench.report import Cpu, Line, check_place, writing
 from tiercel.bench.traffic import Filing, Listening, Producing, car_name, car_number, write_file
 from tiercel.errors import UserError
 from tiercel.spark.audit import Audit
@@ -80,17 +80,14 @@ class Demonstration:
 def recording_place(out: Path) -> Path:
     """An empty directory below `out`; one of an earlier demonstration is emptied, nobody else's."""
     place = out / "recorded"
-    try:
+    check_place(out)
+    with writing(out):
         if place.exists() and any(place.iterdir()) and not (place / MARK).exists():
             raise UserError(f"{place} holds something else", hint="give another directory: --out DIR")
         shutil.rmtree(place, ignore_errors=True)
         for name in ("produced", "files", "outputs"):
             (place / name).mkdir(parents=True)
         (place / MARK).touch()
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {out}: {error.strerror}", hint="give another directory: --out DIR"
-        ) from error
     return place
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from tiercel.bench.processes import check_ours, executor_of
-from tiercel.bench.steady import OPERATOR, Traffic, declare
+from tiercel.bench.steady import OPERATOR, Traffic, TrafficFault, declare
 from tiercel.errors import UserError
 from tiercel.spark.decommission import Handover
 from tiercel.spark.live import Live, start
@@ -181,7 +181,7 @@ def main() -> None:
         work = spark_home() / "work" / spark.sparkContext.applicationId
         try:
             report = run(spark, Path(directory) / "storage", [os.getpid()])
-        except UserError as error:
+        except (UserError, TrafficFault) as error:
             sys.exit(f"error: {error}")
         finally:
             spark.stop()

@@ -1,19 +1,21 @@
 """How a benchmark tells its results: a table for people, JSON for everything else.
 
 Responsible for: the facts every results file carries (commit, machine, Python, seed, settings, and the
-    CPU that others used meanwhile), percentiles, the form of the output.
+    CPU that others used meanwhile), percentiles, the form of the output, whether its place can be written.
 Not responsible for: what was measured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import statistics
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
+
+from tiercel.errors import UserError
 
 Line = dict[str, Any]  # one row of results: column -> value
 
@@ -166,6 +170,27 @@ def document(name: str, rows: list[Line], settings: Line, **more: Any) -> Line:
     }
 
 
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """What cannot be written there is for a user to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {out}: {error.strerror}",
+            expected="a directory, or where one can be made",
+            hint="give another directory: --out DIR",
+        ) from error
+
+
+def check_place(out: Path) -> None:
+    """Make the directory, and see that files can be: before anything starts, not when all is measured."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+
+
 def tell(found: Line, *, as_json: bool, out: Path | None) -> None:
     """Print the results as asked, and keep them where asked."""
     encoded = msgspec.json.format(msgspec.json.encode(found), indent=2)
@@ -174,9 +199,10 @@ def tell(found: Line, *, as_json: bool, out: Path | None) -> None:
     else:
         _print_table(found["bench"], found["rows"])
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        (out / f"{found['bench']}-{stamp}.json").write_bytes(encoded)
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            (out / f"{found['bench']}-{stamp}.json").write_bytes(encoded)
 
 
 def _print_table(name: str, lines: list[Line]) -> None:

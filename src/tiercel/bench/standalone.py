@@ -8,6 +8,7 @@ Not responsible for: what happens on the cluster (outages.py).
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import socket
@@ -21,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from tiercel.bench.outages import ALLOCATION, run, spark_home
+from tiercel.bench.steady import TrafficFault
 from tiercel.errors import UserError
 from tiercel.spark.session import LOOPBACK, find_java, open_session
 
@@ -77,6 +79,8 @@ def wait_for(port: int) -> None:
 
 
 def main() -> None:
+    about = "Kill workers and executors of a standalone cluster that is started for it, while rows flow."
+    argparse.ArgumentParser(prog="python -m tiercel.bench.standalone", description=about).parse_args()
     with tempfile.TemporaryDirectory(prefix="tiercel-standalone-") as name:
         directory = Path(name)
         with cluster(directory) as (address, workers):
@@ -84,7 +88,7 @@ def main() -> None:
             spark = open_session("tiercel-standalone", master=address, config=settings)
             try:
                 report = run(spark, directory / "storage", workers)
-            except UserError as error:
+            except (UserError, TrafficFault) as error:
                 sys.exit(f"error: {error}")
             finally:
                 spark.stop()

@@ -24,6 +24,7 @@ from random import Random
 import msgspec
 
 from tiercel.bench.outages import spark_home
+from tiercel.bench.report import check_place, writing
 from tiercel.chaos.child import Child, Track
 from tiercel.chaos.disk import Disk
 from tiercel.chaos.keeping import disks_of, own_disks
@@ -138,8 +139,9 @@ class Supervisor:
                     shutil.copytree(place, self._out / place.name, dirs_exist_ok=True)
 
     def _strike_on(self) -> None:
-        for fault in plan(self._seed, self._kinds):
-            if time.monotonic() - self._begun_s > self._seconds:
+        """As planned, until the time is over; but each kind comes once, however slow this machine is."""
+        for n, fault in enumerate(plan(self._seed, self._kinds)):
+            if n >= len(self._kinds) and time.monotonic() - self._begun_s > self._seconds:
                 break
             self._look_after()
             self._play(fault)
@@ -358,11 +360,8 @@ def check_master(master: str) -> None:
 
 def recording_place(out: Path) -> Path:
     """The directory of a run: empty, or new."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+    check_place(out)
+    with writing(out):
         if any(out.iterdir()):
             raise UserError(f"{out} is not empty", hint="give another directory: --out DIR")
-        return out.resolve()
-    except OSError as error:
-        what = f"cannot write to {out}: {error.strerror}"
-        raise UserError(what, hint="give another directory: --out DIR") from error
+    return out.resolve()

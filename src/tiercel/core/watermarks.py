@@ -13,7 +13,7 @@ stream is worth. Rows that are behind what a log has concluded by then are late.
 watermark before every such input of an operator has been written somewhere (or has been idle).
 
 What one log has concluded every other may conclude: a promise speaks of rows on their way to any log.
-So logs that heard of such a site at different times agree again; where all are idle, whoever knows most says so.
+So logs that heard of such a site at different times agree again; where all are idle, who knows most says so.
 """
 
 from __future__ import annotations

@@ -1,0 +1,154 @@
+"""The commands of `tiercel bench`: their help, and what they refuse before anything starts."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tiercel import cli
+from tiercel.cli_bench import bench
+
+COMMANDS = ("throughput", "latency", "reconfigure", "idle", "recover", "memory", "checkpoint")
+RUNS = (*COMMANDS, "recover --sweep")
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes as far as a measurement has refused nothing."""
+
+    def measure(*wish: object) -> None:
+        pytest.fail("it was measured")
+
+    for name in (*COMMANDS, "recover_sweep"):
+        monkeypatch.setattr(import_module(f"tiercel.bench.{name}"), "measure", measure)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is said to a request that cannot be carried out."""
+    code = cli.run_app(["bench", *arguments])
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def test_these_are_all_commands() -> None:
+    assert sorted(c.name or c.callback.__name__ for c in bench.registered_commands if c.callback) == sorted(
+        COMMANDS
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert cli.run_app(["bench", command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"Example: tiercel bench {command}" in shown
+    assert "--json" in shown
+    assert "--out" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ("throughput --seconds 0", "--seconds 0 is out of range"),
+        ("throughput --durability paper", "unknown 'paper'"),
+        ("throughput --processors sum", "unknown 'sum'"),
+        ("throughput --forms fold,lambda", "unknown 'lambda'"),
+        ("throughput --spark-rows many", "'many' is no number"),
+        ("throughput --spark-batches 0", "--spark-batches 0 is out of range"),
+        ("latency --rates 0", "--rates 0 is out of range"),
+        ("latency --rates 1000,,5", "'' is no number"),
+        ("latency --repeats 0", "--repeats 0 is out of range"),
+        ("reconfigure --keys 1", "--keys 1 is out of range"),
+        ("reconfigure --move 2000 --keys 1000", "--move 2000 is out of range"),
+        ("reconfigure --state-bytes -1", "--state-bytes -1 is out of range"),
+        ("reconfigure --strategies live,teleport", "unknown 'teleport'"),
+        ("reconfigure --plant-stop -5", "--plant-stop -5 is out of range"),
+        ("idle --pairs 0", "--pairs 0 is out of range"),
+        ("idle --seconds nan", "--seconds nan is out of range"),
+        ("recover --sizes 0", "--sizes 0 is out of range"),
+        ("recover --sizes 1,large", "'large' is no number"),
+        ("recover --what driver", "--what: unknown 'driver'"),
+        ("recover --local-disk maybe", "--local-disk: unknown 'maybe'"),
+        ("recover --instances 0", "--instances 0 is out of range"),
+        ("recover --instances 17", "--instances 17 is out of range"),
+        ("recover --rate 0", "--rate 0 is out of range"),
+        ("recover --read-mb-s -1", "--read-mb-s -1 is out of range"),
+        ("recover --seed -1", "--seed -1 is out of range"),
+        ("recover --sweep --sizes 0", "--sizes 0 is out of range"),
+        ("recover --sweep --rate 0", "--rate 0 is out of range"),
+        ("memory --state-mb 0", "--state-mb 0 is out of range"),
+        ("memory --times 0.5", "--times 0.5 is out of range"),
+        ("memory --state-bytes 8", "--state-bytes 8 is out of range"),
+        ("memory --state-mb 1 --state-bytes 1000000", "--state-mb / --state-bytes 1 is out of range"),
+        ("memory --rate 0", "--rate 0 is out of range"),
+        ("memory --seconds nan", "--seconds nan is out of range"),
+        ("memory --repeats 0", "--repeats 0 is out of range"),
+        ("checkpoint --size 0", "--size 0 is out of range"),
+        ("checkpoint --state-bytes 0", "--state-bytes 0 is out of range"),
+        ("checkpoint --every 0", "--every 0 is out of range"),
+        ("checkpoint --rate 0", "--rate 0 is out of range"),
+        ("checkpoint --hot 0", "--hot 0 is out of range"),
+        ("checkpoint --hot all", "'all' is no number"),
+        ("checkpoint --pairs 0", "--pairs 0 is out of range"),
+        ("checkpoint --seconds nan", "--seconds nan is out of range"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_a_message(
+    capsys: pytest.CaptureFixture[str], arguments: str, what: str
+) -> None:
+    assert what in refused(capsys, *arguments.split())
+
+
+# -- where results go ------------------------------------------------------------------------------
+
+# In /proc not even root can make a file or a directory.
+PLACES = {
+    "a file": "{file}",
+    "below a file": "{file}/results",
+    "no parent": "/proc/none/x",
+    "nothing can be made there": "/proc/self",
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize("command", RUNS)
+def test_results_that_could_not_be_kept_are_not_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    out = place.format(file=tmp_path / "file")
+    said = refused(capsys, *command.split(), "--out", out)
+    assert f"cannot write to {out}: " in said
+    assert "expected: a directory" in said
+    assert "hint: give another directory: --out DIR" in said
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_a_place_that_is_not_there_yet_is_made_and_nothing_is_left_in_it(
+    tmp_path: Path, command: str
+) -> None:
+    out = tmp_path / "not" / "yet"
+    with pytest.raises(pytest.fail.Exception, match="it was measured"):
+        cli.run_app(["bench", *command.split(), "--out", str(out)])
+    assert list(out.iterdir()) == []
+
+
+def test_a_place_that_is_lost_meanwhile_is_told_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The results are on stdout then."""
+    out = tmp_path / "out"
+
+    def measure(*wish: object) -> list[dict[str, float]]:
+        out.rmdir()
+        out.touch()
+        return [{"idle_ratio": 1.0}]
+
+    monkeypatch.setattr("tiercel.bench.idle.measure", measure)
+    assert cli.run_app(["bench", "idle", "--json", "--out", str(out)]) == 2
+    captured = capsys.readouterr()
+    assert '"idle_ratio": 1.0' in captured.out
+    assert captured.err.endswith("hint: give another directory: --out DIR\n")
