@@ -42,7 +42,7 @@ from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.decommission import Handover, Watch
 from tiercel.spark.ends import end_client
-from tiercel.spark.entering import give_initial_state, is_given, start_feed
+from tiercel.spark.entering import check_feed_name, give_initial_state, is_given, start_feed
 from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_sites
 from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
 from tiercel.spark.moves import Moving, Scaling
@@ -222,9 +222,10 @@ class Live:
     def add_feed(self, feed: Feed) -> None:
         if feed.site:
             self.graph.check_site(feed.site)
-        self._feeds.append(feed)
+        check_feed_name(feed, self._feeds)
         if self._hosting is not None:
             start_feed(self.place, feed)
+        self._feeds.append(feed)
 
     def look_after(self, client: Client) -> None:
         """A client that was made here ends with the deployment: nobody shall wait for what cannot come."""
@@ -403,6 +404,10 @@ class Live:
             self._console.refresh()
         assert self._watch is not None
         return collect_status(self.place, self._hosting, self._console, self._watch, self._feeds)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
 
     @property
     def failures(self) -> dict[str, str]:
