@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from certificates import make_authority, needs_openssl
 from small import (
     INPUT,
     INSTANCE,
@@ -422,36 +422,12 @@ def test_a_process_that_is_killed_comes_back_with_a_new_life_and_nothing_is_lost
 # -- TLS --------------------------------------------------------------------------------------
 
 
-def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
-def make_authority(directory: Path, name: str) -> TlsFiles:
-    """An authority and one certificate of it, for everyone."""
-    directory.mkdir()
-    path = {n: str(directory / n) for n in ("ca.pem", "ca.key", "our.pem", "our.key", "our.csr")}
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl(
-        *("req", "-x509", *curve, "-subj", f"/CN={name}", "-days", "2"),
-        *("-keyout", path["ca.key"], "-out", path["ca.pem"]),
-    )
-    openssl("req", *curve, "-subj", "/CN=member", "-keyout", path["our.key"], "-out", path["our.csr"])
-    openssl(
-        *("x509", "-req", "-in", path["our.csr"], "-CA", path["ca.pem"], "-CAkey", path["ca.key"]),
-        *("-CAcreateserial", "-days", "2", "-out", path["our.pem"]),
-    )
-    return TlsFiles(path["our.pem"], path["our.key"], path["ca.pem"])
-
-
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the CA")
-
-
 @needs_openssl
 def test_with_tls_rows_come_through_and_strangers_do_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tls = make_authority(tmp_path / "ours", "ours")
-    others = make_authority(tmp_path / "others", "others")
+    tls = make_authority(tmp_path / "ours")
+    others = make_authority(tmp_path / "others")
     place = make_place(tmp_path / "storage")
     place.write(msgspec.structs.replace(place.manifest(), tls=tls))
     with running(router_host(place, tls=tls), instance_host(place, tls=tls)), stream_beside(place):

@@ -95,3 +95,39 @@ def test_the_lag_of_routers_and_instances_is_a_column(spark: SparkSession, runni
 
     nothing_waits = dict.fromkeys(["local", *INSTANCES], 0)
     until(lambda: last() == nothing_waits, lambda: f"all that came was processed, but {last()}")
+
+
+def test_feeds_and_sinks_have_the_names_that_the_guide_says(spark: SparkSession, running: Running) -> None:
+    nothing = spark.readStream.format("rate").load().where("value < 0")
+    frame = nothing.selectExpr("'a' car", "1.0D speed")
+    cars, live = running.cars, running.live
+    first, second = cars.feed(frame), cars.feed(frame, name="from-gateways")
+    fails = cars.feed(
+        spark.readStream.format("rate")
+        .load()
+        .selectExpr("'a' car", "cast(raise_error('no luck') as double) speed"),
+        name="bad",
+    )
+    sink = running.totals.dataframe().writeStream.queryName("totals-to-nowhere").format("noop").start()
+    try:
+        assert live.status().feeds.keys() == {"tiercel-feed-cars", "from-gateways", "bad"}
+        names = {query.name for query in spark.streams.active}
+        assert {"tiercel-feed-cars", "from-gateways", "totals-to-nowhere"} <= names
+        until(lambda: live.status().feeds["bad"].startswith("failed: "), lambda: str(live.status().feeds))
+        assert "feed tiercel-feed-cars: running\nfeed from-gateways: running\nfeed bad: failed: " in str(
+            live.status()
+        )
+        with pytest.raises(tiercel.UserError, match=r"a feed 'tiercel-feed-cars' already(?s:.*)name="):
+            cars.feed(frame)
+        with pytest.raises(
+            tiercel.UserError, match=r"'totals-to-nowhere' cannot start: (?s:.*)already active"
+        ):
+            cars.feed(frame, name="totals-to-nowhere")
+        second.stop()
+        assert live.status().feeds["from-gateways"] == "ended"
+        again = cars.feed(frame, name="from-gateways")  # its name is free again
+        assert live.status().feeds["from-gateways"] == "running"
+        again.stop()
+    finally:
+        for query in (first, second, fails, sink):
+            query.stop()

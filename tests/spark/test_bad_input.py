@@ -23,11 +23,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import CalendarIntervalType, StructType
 
 import tiercel
+from certificates import make_authority, needs_openssl, run
 from tiercel import UserError
 from tiercel.bench.averages import INPUT, OUTPUT_SCHEMA, RunningAverage
 from tiercel.bench.outages import check_ours
 from tiercel.bench.steady import OPERATOR, Traffic, declare
 from tiercel.runtime.wire import FRAME_BYTES_MAX
+from tiercel.spark.graph import Listening
 from tiercel.spark.live import Live
 
 ROWS = "car string, seq long"
@@ -203,6 +205,60 @@ def test_numbers_and_sites_that_are_none_are_refused(spark: SparkSession, unborn
     says(lambda: tiercel.start(spark, ["cloud"], advertise={"mars": "10.0.0.5"}), "'mars'", "cloud")
     says(lambda: tiercel.start(spark, ["cloud"], advertise={"cloud": "0.0.0.0"}), "'0.0.0.0'", "can dial")
     says(unborn.deploy, "no operator", "transform_with_state")
+
+
+@needs_openssl
+def test_tls_files_that_cannot_be_used_are_refused(
+    spark: SparkSession, beside: Beside, tmp_path: Path
+) -> None:
+    ours, others = (msgspec.structs.asdict(make_authority(tmp_path / name)) for name in ("ours", "others"))
+    run("openssl ec -in ours/member.key -aes128 -passout pass:x -out locked.key", tmp_path)
+    sign = "openssl x509 -req -in ours/member.csr -CA ours/authority.pem -CAkey ours/authority.key"
+    run(f"{sign} -days -1 -out expired.pem", tmp_path)
+    run(f"echo extendedKeyUsage=serverAuth > usage; {sign} -extfile usage -out server.pem", tmp_path)
+
+    def give(tls: Any = None, **others: Any) -> Callable[[], Any]:
+        return lambda: tiercel.start(spark, ["cloud"], tmp_path / "storage", tls=tls or ours | others)
+
+    names = "certificate, key, authority"
+    guide = "Encrypted connections"
+    says(give(tls=True), "tls = True", names, "False", guide)
+    says(give(tls=ours["certificate"]), "member.pem", names, guide)
+    says(give(tls={"key": ours["key"]}), "no 'certificate'", names, guide)
+    says(give(password="x"), "unknown 'password'", names, guide)
+    says(give(key=7), "key = 7", "path of a PEM file", guide)
+    missing = str(tmp_path / "none.pem")
+    for name in ours:
+        says(give(**{name: missing}), f"{name} = {missing!r}", "No such file", "every machine", guide)
+        says(give(**{name: str(tmp_path)}), f"{name} = {str(tmp_path)!r}", "Is a directory", guide)
+        says(give(**{name: str(tmp_path / "usage")}), "TLS cannot use", "usage", "PEM files", guide)
+    says(give(key=others["key"]), "others/member.key", "KEY_VALUES_MISMATCH", "its key", guide)
+    says(give(key=str(tmp_path / "locked.key")), "locked.key", "without a passphrase", guide)
+    says(give(authority=others["authority"]), "others/authority.pem", "would accept", "has signed", guide)
+    says(give(certificate=str(tmp_path / "expired.pem")), "expired.pem", "has expired", "valid now", guide)
+    says(give(certificate=str(tmp_path / "server.pem")), "server.pem", "purpose", "for clients and", guide)
+    assert not (tmp_path / "storage").exists()
+
+
+@needs_openssl
+def test_tls_that_a_storage_remembers_is_checked_again_and_can_be_taken_away(
+    spark: SparkSession, beside: Beside, tmp_path: Path
+) -> None:
+    files = make_authority(tmp_path / "ours")
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    for name in ("instances.json", "secret"):
+        shutil.copy(beside.live.place.directory / name, storage)
+    before = msgspec.structs.replace(beside.live.place.manifest(), tls=files)
+    (storage / "deployment.json").write_bytes(msgspec.json.encode(before))
+    Path(files.key).unlink()
+    live = tiercel.start(spark, ["cloud", "edge"], storage)
+    declare(live, instances={"cloud": 1, "edge": 1})
+    says(live.deploy, "key = ", "member.key", "No such file", "Encrypted connections")
+    assert live.place.manifest() == before
+    live.stop()
+    without = Listening.of("127.0.0.1", None, None, False, {"cloud": None})
+    assert without.applied("", before).tls is None
 
 
 def test_dataframes_that_do_not_fit_are_refused(spark: SparkSession, unborn: Live) -> None:

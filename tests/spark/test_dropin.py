@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from oracle import Files, until
 from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql import functions as f
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 
 import tiercel
 
@@ -156,3 +157,72 @@ def test_only_the_call_changes(time_mode: str, spark: SparkSession, tmp_path: Pa
     )
     assert len(expected[-1]) >= len(CARS)
     assert found[-1] == expected[-1]
+
+
+class Odometer(Distances):
+    """Goes on from what a car has on the clock."""
+
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
+        self.distance.update((initialState.distance,))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        rows = list(rows)
+        for row, out in zip(rows, super().handleInputRows(key, iter(rows), timerValues), strict=True):
+            yield Row(car=out.car, seq=out.seq, distance=out.distance, at=row.at)
+
+
+@pytest.mark.usefixtures("ended")
+def test_initial_state_event_time_and_a_checkpoint_whose_deployment_is_no_more(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "files", INPUT)
+    sink, checkpoint = str(tmp_path / "sink"), str(tmp_path / "checkpoint")
+    output = "car string, seq long, distance double, at timestamp"
+    initial = spark.createDataFrame([("car-1", 1000.0), ("car-2", 2000.0)], "car string, distance double")
+
+    def transform(**options: Any) -> DataFrame:
+        grouped = files.frame(spark).groupBy("car")
+        given = {"initialState": initial.groupBy("car"), "eventTimeColumnName": "at"} | options
+        return tiercel.transform_with_state(grouped, Odometer(), output, "append", "none", **given)
+
+    def start() -> StreamingQuery:
+        writer = transform().writeStream.option("checkpointLocation", checkpoint).queryName("clocks")
+        return writer.start(sink, format="parquet")
+
+    def found() -> list[tuple[Any, ...]]:
+        return sorted(map(tuple, spark.read.schema(output).parquet(sink).collect()))
+
+    for options, said in (
+        (
+            {"initialState": initial.groupBy("distance")},
+            "grouped by distance\nexpected: the key of its input: car",
+        ),
+        ({"eventTimeColumnName": "when"}, "'when'"),
+        ({"eventTimeColumnName": "distance"}, "'distance'"),
+    ):
+        with pytest.raises(tiercel.UserError) as refusal:
+            transform(**options)
+        assert said in str(refusal.value)
+    assert tiercel.deployments() == []
+
+    files.write([(car, n, 5.0, START) for n, car in enumerate(["car-1", "car-2", "car-3"])])
+    query = start()
+    [live] = tiercel.deployments()
+    assert live.graph.streams["odometer.out"].columns.event_time == "at"
+    assert live.status().feeds == {"tiercel-feed-Odometer": "running"}
+    assert {"tiercel-feed-Odometer", "clocks"} <= {active.name for active in spark.streams.active}
+    until(lambda: query.lastProgress is not None and len(found()) >= 3, lambda: "no rows come")
+    at = spark.range(1).select(f.lit(START).alias("at")).first()["at"]  # as Spark gives it
+    expected = [("car-1", 0, 1005.0, at), ("car-2", 1, 2005.0, at), ("car-3", 2, 5.0, at)]
+    assert found() == expected
+    query.stop()
+    tiercel.stop_all()
+    assert tiercel.deployments() == []
+    assert live.stopped
+
+    query = start()  # from the same checkpoint, but what it has read is gone
+    until(lambda: not query.isActive, lambda: f"it goes on: {query.lastProgress}")
+    said = str(query.exception())
+    assert "another deployment than the query's checkpoint knows" in said
+    assert "storage= belongs to checkpointLocation" in said
+    assert found() == expected

@@ -1,21 +1,28 @@
 """TLS for connections between machines: both sides show a certificate of the deployment's authority.
 
-Responsible for: the two contexts, and saying which file is wrong.
+Responsible for: what users say (`tls=`), the two contexts, and saying which file is wrong.
 Not responsible for: who a peer is. That is proven with the secret (link.py), inside TLS; so
     certificates need no host names, which processes that move between machines could not keep.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from tiercel.errors import UserError
 
 log = logging.getLogger(__name__)
+
+HANDSHAKE_TURNS = 4  # of a trial: hello, certificate, certificate, end
+
+TlsWish = Mapping[str, str | Path] | Literal[False] | None  # files, none, or as it was
 
 
 class _Telling(ssl.SSLObject):
@@ -49,16 +56,68 @@ class TlsFiles(msgspec.Struct, frozen=True):
         context.check_hostname = False
         return {"ssl": self._loaded(context), "ssl_handshake_timeout": handshake_s}
 
+    def check(self) -> TlsFiles:
+        """Each is there, and they fit together: two ends that use them find each other, here in memory."""
+        for name, path in msgspec.structs.asdict(self).items():
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                what = f"tls: {name} = {path!r} cannot be read: {error.strerror}"
+                raise UserError(what, expected="a PEM file that every machine has", hint=_HINT) from error
+        contexts = (self.serving(0)["ssl"], self.dialling(0)["ssl"])
+        ways = (ssl.MemoryBIO(), ssl.MemoryBIO())
+        ends = []
+        for context, heard, said in zip(contexts, ways, reversed(ways), strict=True):
+            context.sslobject_class = ssl.SSLObject  # we say ourselves why it fails
+            ends.append(context.wrap_bio(heard, said, server_side=context is contexts[0]))
+        try:
+            for _ in range(HANDSHAKE_TURNS):
+                for end in ends:
+                    with contextlib.suppress(ssl.SSLWantReadError):
+                        end.do_handshake()
+        except ssl.SSLError as error:
+            what = f"tls: nobody who has {self.authority} would accept {self.certificate}: "
+            what += getattr(error, "verify_message", "") or error.reason or str(error)
+            expected = (
+                "a certificate that this authority has signed, for clients and servers, and that is valid now"
+            )
+            raise UserError(what, expected=expected, hint=_HINT) from error
+        return self
+
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.sslobject_class = _Telling
         try:
-            context.load_cert_chain(self.certificate, self.key)
+            context.load_cert_chain(self.certificate, self.key, password="")  # nobody is there to be asked
             context.load_verify_locations(self.authority)
         except (OSError, ssl.SSLError) as error:
             what = f"TLS cannot use {self.certificate}, {self.key} and {self.authority}: {error}"
-            raise UserError(
-                what, expected="a certificate, its key, and the authority that signed it, as PEM files"
-            ) from error
+            expected = (
+                "a certificate, its key without a passphrase, and the authority that signed it, as PEM files"
+            )
+            raise UserError(what, expected=expected, hint=_HINT) from error
         return context
+
+
+_HINT = "docs/guide.md, Encrypted connections, has the commands that make all three"
+
+
+def parse_tls(tls: TlsWish) -> TlsFiles | Literal[False] | None:
+    """A mapping with three paths, checked; False: none; None: nothing was said."""
+    if tls is None or tls is False:
+        return tls
+    names = TlsFiles.__struct_fields__
+    expected = f"a mapping with {', '.join(names)}"
+    if not isinstance(tls, Mapping):
+        raise UserError(f"tls = {tls!r}", expected=f"{expected}; or False", hint=_HINT)
+    for name in tls:
+        if name not in names:
+            raise UserError(f"tls: unknown {name!r}", expected=expected, hint=_HINT)
+    for name in names:
+        if name not in tls:
+            raise UserError(f"tls: there is no {name!r}", expected=expected, hint=_HINT)
+        if type(tls[name]) is not str and not isinstance(tls[name], Path):
+            raise UserError(f"tls: {name} = {tls[name]!r}", expected="the path of a PEM file", hint=_HINT)
+    paths = {name: str(Path(path).absolute()) for name, path in tls.items()}  # tasks work elsewhere
+    return TlsFiles(**paths).check()

@@ -6,6 +6,7 @@ Not responsible for: anything that the calls it makes do not do already.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from pyspark.sql import DataFrame, GroupedData
@@ -15,6 +16,8 @@ from tiercel.spark.graph import watermark_delay_ms
 from tiercel.spark.live import Live, start
 from tiercel.spark.schema import Schema
 from tiercel.spark.seam import grouped_frame
+
+log = logging.getLogger(__name__)
 
 _deployments: dict[str, Live] = {}  # by storage directory: they live as long as the application
 
@@ -35,8 +38,12 @@ def transform_with_state(
     """What `grouped.transformWithState(...)` does, as a live operator. Returns a streaming DataFrame.
 
     The deployment runs until `tiercel.stop_all()`, or the end of the application. With `storage` it
-    continues where it was. `tiercel.deployments()` has it, for moves and scaling.
+    continues where it was; without, its state ends with it, and the query that reads the result cannot be
+    restarted from its checkpoint: `storage` belongs to `checkpointLocation`. `tiercel.deployments()` has
+    it, for moves and scaling.
     """
+    if storage is None:
+        log.warning("transform_with_state without storage=: what it keeps ends with the application")
     frame, key = grouped_frame(grouped)
     event_time = next((c for c in frame.columns if watermark_delay_ms(frame, c) is not None), "")
     live = start(frame.sparkSession, ["local"], storage)
@@ -63,7 +70,7 @@ def transform_with_state(
 
 def deployments() -> list[Live]:
     """Those that `transform_with_state` has made and that run."""
-    return list(_deployments.values())
+    return [live for live in _deployments.values() if not live.stopped]
 
 
 def stop_all() -> None:

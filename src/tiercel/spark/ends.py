@@ -8,6 +8,7 @@ They need a deployment's storage directory and nothing else: no session, no Java
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -18,12 +19,17 @@ from pyspark.sql import Row
 from tiercel.core.records import Output, StreamEntry
 from tiercel.core.runs import count_rows
 from tiercel.errors import UserError
+from tiercel.runtime.background import Client
 from tiercel.runtime.client import Producer, Subscriber
 from tiercel.runtime.place import Place, StreamFacts
 from tiercel.spark.border import row_maker
 from tiercel.spark.schema import Columns, CoreRow, decode_payloads
 from tiercel.spark.stream_reader import identities
 from tiercel.spark.whole_columns import WholeColumns
+
+log = logging.getLogger(__name__)
+
+END_S_MAX = 5.0  # for what producers have sent when their deployment ends
 
 
 def stream_facts(place: Place, stream: str) -> StreamFacts:
@@ -160,3 +166,11 @@ class RowSubscriber:
 
     def __exit__(self, *failure: object) -> None:
         self.close()
+
+
+def end_client(client: Client) -> None:
+    """Its deployment ends: what was sent may still arrive."""
+    try:
+        client.close(END_S_MAX) if isinstance(client, Producer) else client.close()
+    except UserError as failure:
+        log.warning("the deployment ends: %s", failure)

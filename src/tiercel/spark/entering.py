@@ -7,14 +7,17 @@ Not responsible for: how rows become tuples (ends.py, feed.py).
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 import msgspec
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from tiercel.errors import UserError
 from tiercel.runtime.copies import describe
 from tiercel.runtime.place import Place
 from tiercel.spark.ends import RowProducer
+from tiercel.spark.hosting import reason_of
 from tiercel.spark.kept_state import PackedState
 from tiercel.spark.schema import Columns
 from tiercel.spark.streams import Feed
@@ -58,6 +61,14 @@ def _refuse_another_source(place: Place, operator: str, source: str) -> None:
     begun.write_text(source, encoding="utf-8")
 
 
+def check_feed_name(feed: Feed, others: Iterable[Feed]) -> None:
+    """A query's name is its own while it runs, and names its checkpoint."""
+    if any(o.name == feed.name and (o.query is None or o.query.isActive) for o in others):
+        raise UserError(
+            f"there is a feed {feed.name!r} already", expected="a name of its own", hint="feed(…, name=…)"
+        )
+
+
 def start_feed(place: Place, feed: Feed) -> None:
     checkpoint = feed.options.pop("checkpoint", str(place.feeds / f"checkpoint-{feed.name}"))
     trigger = feed.options.pop("trigger", "")
@@ -74,4 +85,11 @@ def start_feed(place: Place, feed: Feed) -> None:
         writer = writer.trigger(availableNow=True)
     elif trigger:
         writer = writer.trigger(processingTime=trigger)
-    feed.query = writer.start()
+    try:
+        feed.query = writer.start()
+    except PySparkException as error:
+        raise UserError(
+            f"feed {feed.name!r} cannot start: {reason_of(error)}",
+            expected="a query that Spark can run, under a name that no other query of the session has",
+            hint="another name: feed(…, name=…), or transform_with_state(…, name=…)",
+        ) from error

@@ -11,7 +11,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from pyspark.sql import DataFrame
@@ -24,6 +24,7 @@ from tiercel.core.topology import Operator, Stream, Topology, instance_name
 from tiercel.errors import UserError
 from tiercel.runtime.addresses import EVERY_ADDRESS
 from tiercel.runtime.place import Durability, Manifest, StreamFacts, VariableFacts
+from tiercel.runtime.tls import TlsFiles, TlsWish, parse_tls
 from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.kept_state import PackedState
 from tiercel.spark.processors import DeclaredState
@@ -68,6 +69,7 @@ class Listening(NamedTuple):
     bind: str
     ports: dict[str, int]
     advertise: dict[str, str]
+    tls: TlsFiles | Literal[False] | None = None  # None: as it was
     driver: str = ""  # its host: others are reached at their address toward it
 
     @classmethod
@@ -76,9 +78,18 @@ class Listening(NamedTuple):
         bind: str,
         ports: Mapping[str, int] | None,
         advertise: Mapping[str, str] | None,
+        tls: TlsWish,
         sites: Mapping[str, str | None],
     ) -> Listening:
-        return cls(bind, parse_ports(ports or {}, sites), parse_advertise(advertise or {}, sites))
+        by_site = parse_ports(ports or {}, sites), parse_advertise(advertise or {}, sites)
+        return cls(bind, *by_site, parse_tls(tls))
+
+    def applied(self, driver: str, found: Manifest | None) -> Listening:
+        """For this driver. A deployment that has TLS keeps it: nobody loses it by saying nothing."""
+        tls = self.tls
+        if tls is None and found is not None and found.tls is not None:
+            tls = found.tls.check()
+        return self._replace(driver=driver, tls=tls or None)
 
 
 class Graph:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import shutil
 import sys
 import tempfile
@@ -30,19 +29,20 @@ from tiercel.core.settings import Settings
 from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.background import Client
-from tiercel.runtime.client import Producer
 from tiercel.runtime.copies import describe
 from tiercel.runtime.keeping import Keeping
 from tiercel.runtime.lives import Lives
 from tiercel.runtime.locking import StorageLock
 from tiercel.runtime.place import Durability, Place
+from tiercel.runtime.tls import TlsWish
 from tiercel.spark.backend import backend_of
 from tiercel.spark.border import InputPlan
 from tiercel.spark.companions import check_durability, names_of, replica_plan, start_replicas
 from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.decommission import Handover, Watch
-from tiercel.spark.entering import give_initial_state, is_given, start_feed
+from tiercel.spark.ends import end_client
+from tiercel.spark.entering import check_feed_name, give_initial_state, is_given, start_feed
 from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_sites
 from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
 from tiercel.spark.moves import Moving, Scaling
@@ -57,10 +57,7 @@ from tiercel.spark.upgrading import try_upgrade
 from tiercel.spark.vigil import Vigil
 from tiercel.spark.wishes import Wishes
 
-log = logging.getLogger(__name__)
-
 ATTACH_S_MAX = 60.0
-FLUSH_S_MAX = 5.0  # for what producers have sent when the deployment ends
 
 
 def start(
@@ -73,6 +70,7 @@ def start(
     bind: str = "127.0.0.1",
     ports: Mapping[str, int] | None = None,
     advertise: Mapping[str, str] | None = None,
+    tls: TlsWish = None,
     backup: str | Mapping[str, Any] | None = None,
     local: str | Path | None = None,
     spare_workers: int = 1,
@@ -83,7 +81,9 @@ def start(
     continued. Without one, a temporary directory is used and removed at the end. `ports` says where
     routers listen, by site, for whoever comes through a firewall; else each takes any that is free.
     `advertise` says at which address a site's router is reached, where that is not what it binds to; with
-    `bind="0.0.0.0"` everyone is reached at the address of its machine toward the driver.
+    `bind="0.0.0.0"` everyone is reached at the address of its machine toward the driver. `tls` encrypts every
+    connection: a mapping with `certificate`, `key` and `authority`, PEM files that every machine has at these
+    paths. A storage that has it keeps it, until it is given other files, or `tls=False`.
 
     `backup` is where a copy of everything durable goes: a directory or a URL of fsspec, or a mapping with
     `location`, `every_s`, `keep` and `strict`. With `local`, routers and instances store on a disk of their
@@ -98,7 +98,7 @@ def start(
     check_count(spare_workers)
     spark = spark or open_session("tiercel")
     sites = parse_sites(sites)
-    listening = Listening.of(bind, ports, advertise, sites)
+    listening = Listening.of(bind, ports, advertise, tls, sites)
     keeping = Keeping.of(backup, local, durability)
     return Live(spark, sites, storage, durability, settings, listening, keeping, spare_workers)
 
@@ -222,9 +222,10 @@ class Live:
     def add_feed(self, feed: Feed) -> None:
         if feed.site:
             self.graph.check_site(feed.site)
-        self._feeds.append(feed)
+        check_feed_name(feed, self._feeds)
         if self._hosting is not None:
             start_feed(self.place, feed)
+        self._feeds.append(feed)
 
     def look_after(self, client: Client) -> None:
         """A client that was made here ends with the deployment: nobody shall wait for what cannot come."""
@@ -251,8 +252,7 @@ class Live:
             found = self.place.manifest() if self.place.taken else None
             if found is not None:
                 self.graph.keep_initial(found, lambda operator: is_given(self.place, operator))
-            driver = self.spark.conf.get("spark.driver.host") or ""
-            listening = self._listening._replace(driver=driver)
+            listening = self._listening.applied(self.spark.conf.get("spark.driver.host") or "", found)
             manifest = self._keeping.applied(
                 self.graph.manifest(self._settings, self._durability, listening, found), found
             )
@@ -406,6 +406,10 @@ class Live:
         return collect_status(self.place, self._hosting, self._console, self._watch, self._feeds)
 
     @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
     def failures(self) -> dict[str, str]:
         """Routers and instances that were given up, each with the reason."""
         return {} if self._hosting is None else dict(self._hosting.failures)
@@ -438,13 +442,6 @@ class Live:
             if self._spare is not None:
                 ending.callback(self._spare.end)
             for client in list(self._clients):
-                ending.callback(_end_client, client)
+                ending.callback(end_client, client)
             for feed in self._feeds if not self.backend.is_stopped() else ():
                 ending.callback(feed.stop)
-
-
-def _end_client(client: Client) -> None:
-    try:
-        client.close(FLUSH_S_MAX) if isinstance(client, Producer) else client.close()
-    except UserError as failure:
-        log.warning("the deployment ends: %s", failure)

@@ -3,11 +3,12 @@
 Responsible for: offsets, how much one batch takes, the rows of a range of entries.
 Not responsible for: connections and their repair (runtime/client.py), columns (schema.py).
 
-    driver      latestOffset --RangeQuery--> router          {"offset": n}: read up to entry n
+    driver      latestOffset --RangeQuery--> router          {"offset": n, …}: read up to entry n
     executor    read((a, b]) --Subscribe a-> router --> Arrow
 
 A range of entries is the same rows whenever it is read: the log holds what was admitted, once. One
-partition per batch keeps the order of each key's rows.
+partition per batch keeps the order of each key's rows. An offset also names its deployment: entry n of
+another one is something else.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ AWAY_S_MAX = 60.0  # a router that is started again is back long before; then th
 READ_S_MAX = 60.0  # without a single entry that is known to be there
 BATCH_ROWS = 10_000  # rows of one Arrow batch
 IDENTITY = t.StructField("_tiercel_id", t.StringType(), nullable=False)
+
+Offset = dict[str, Any]  # offset: an entry of the log; deployment: whose
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -135,10 +138,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._end = LogEnd(wanted.place, wanted.stream)
+        self._deployment = wanted.place.manifest().id
         self._last: int | None = None  # available now: no entry after this one
 
-    def initialOffset(self) -> dict[str, int]:
-        return {"offset": self._wanted.bounds(*self._end.range())[0]}
+    def initialOffset(self) -> Offset:
+        return self._offset(self._wanted.bounds(*self._end.range())[0])
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._last = self._end.range()[1]
@@ -147,18 +151,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit = self._wanted.entries_max
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        after = start["offset"]
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        after = self._entry(start)
         last = self._end.beyond(after) if self._last is None else self._last
         if isinstance(limit, ReadMaxRows):  # rows are entries here
             last = min(last, after + limit.max_rows)
-        return {"offset": max(last, after)}
+        return self._offset(max(last, after))
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return [InputPartition((start["offset"], end["offset"]))] if start != end else []
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        after, until = self._entry(start), self._entry(end)
+        return [InputPartition((after, until))] if after != until else []
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_entries(self._wanted, *partition.value)
+
+    def _offset(self, entry: int) -> Offset:
+        return {"offset": entry, "deployment": self._deployment}
+
+    def _entry(self, offset: Offset) -> int:
+        """Of an offset that may come from a checkpoint, and be of a deployment that is no more."""
+        if offset.get("deployment", self._deployment) != self._deployment:
+            raise UserError(
+                f"{self._wanted.place.directory} holds another deployment than the query's checkpoint knows",
+                expected="the storage that the query has read before: state and log are there",
+                hint="storage= belongs to checkpointLocation: give the same ones again, or two new ones",
+            )
+        return int(offset["offset"])
 
 
 class LogEnd:

@@ -230,7 +230,9 @@ class LiveStream:
             initial_columns = image_columns(self.columns)
             initial = kept.packed(name, state, time_mode, initial_columns, upgrades)
         elif rows is not None:
-            initial = frame = grouped_frame(rows)[0] if isinstance(rows, GroupedData) else rows
+            initial = frame = (
+                _keyed_alike(name, rows, self.columns) if isinstance(rows, GroupedData) else rows
+            )
             initial_columns = Columns(frame.schema, self.columns.key)
         if initial is not None:
             plan = InputPlan(initial_columns, (), initial=True, images=kept is not None)
@@ -399,6 +401,17 @@ class Feed:
             raise UserError(f"feed {self.name!r} has not started", hint="live.deploy() starts it")
         self.query.awaitTermination(timeout_s)
         return not self.query.isActive
+
+
+def _keyed_alike(operator: str, grouped: GroupedData, columns: Columns) -> DataFrame:
+    """The rows of grouped initial state, which must be grouped as the stream is keyed."""
+    frame, key = grouped_frame(grouped)
+    if tuple(key) != columns.key:
+        raise UserError(
+            f"the initial state of {operator!r} is grouped by {', '.join(key)}",
+            expected=f"the key of its input: {', '.join(columns.key)}",
+        )
+    return frame
 
 
 def _name_of(processor: Any) -> str:
