@@ -254,7 +254,10 @@ def test_names_that_are_not_known_are_refused(beside: Beside) -> None:
     says(lambda: tiercel.Subscriber(live.place, "nothing"), "'nothing'", f"{OPERATOR}.out")
     says(lambda: tiercel.Producer(live.place, f"{OPERATOR}.out", name="x"), OPERATOR)
     says(lambda: beside.averages.producer("x"), f"{OPERATOR}.out", "live.stream")
-    says(lambda: readings.dead_letters, INPUT, "the output of an operator")
+    for of in (readings.filter(bool), readings.dead_letters, beside.averages.dead_letters):
+        says(lambda of=of: of.dead_letters, of.name, "the output of an operator")  # type: ignore[misc]
+    says(lambda: readings.dead_letters.producer("x"), f"{INPUT}/dead", "which a feed writes")
+    says(lambda: tiercel.Producer(live.place, f"{INPUT}/dead", name="x"), f"the feeds of '{INPUT}'", INPUT)
     says(lambda: readings.producer("cloud"), "'cloud'", "name")
     missing = live.place.directory / "nowhere"
     says(lambda: tiercel.Producer(missing, INPUT, name="x"), str(missing), "storage")  # type: ignore[arg-type]
@@ -519,6 +522,74 @@ def test_rows_that_user_code_refuses_are_dead_letters_and_the_others_go_on(
         assert [found.row.n for found in read_all(counts, 14)] == list(range(1, 15))
         assert [found.row.n for found in read_all(flaky, 20)] == list(range(1, 21))
         assert read_all(flaky.dead_letters, 0) == []
+
+
+def without_letters(storage: Path) -> None:
+    """As a version that had no dead letters of feeds has left it."""
+    path = storage / "deployment.json"
+    manifest = json.loads(path.read_bytes())
+    for streams in (manifest["streams"], manifest["topology"]["streams"]):
+        assert streams.pop("cars/dead")
+        for facts in streams.values():
+            facts.pop("letters_of", None)
+            facts.pop("letters", None)
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def test_rows_of_a_feed_that_do_not_fit_are_dead_letters_of_its_stream_also_on_older_storage(
+    spark: SparkSession, beside: Beside, tmp_path: Path
+) -> None:
+    storage, schema = tmp_path / "storage", "car string not null, seq int"
+    for older in (True, False):
+        with tiercel.start(spark, ["cloud", "edge"], storage) as live:
+            cars = live.stream("cars", schema, key="car")
+            dotted = live.stream("cars.dead", ROWS, key="car")  # who has such a stream keeps it
+            counts = cars.transform_with_state(Count(), "car string, n long", name="count")
+            dotted.transform_with_state(Count(), "car string, n long", name="others")
+            says(
+                lambda cars=cars: cars.dead_letters.transform_with_state(Count(), ROWS),  # type: ignore[misc]
+                "'cars/dead'",
+                "dead_letters.subscribe()",
+            )
+            if older:
+                with cars.producer("p") as producer:
+                    producer.send(("a", 1))
+            else:
+                (tmp_path / "rows").mkdir()
+                rows = [
+                    {"car": "a", "seq": 2},
+                    {"seq": 3},
+                    {"car": "b", "seq": 1 << 40},
+                    {"car": "a", "seq": 4},
+                ]
+                (tmp_path / "rows" / "1.json").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+                frame = spark.readStream.schema(ROWS).json(str(tmp_path / "rows"))
+                feed = cars.feed(frame, name="trips", site="edge", trigger="availableNow")
+                live.deploy()
+                assert feed.wait(600)
+                letters = read_all(cars.dead_letters, 2)
+                query = (
+                    cars.dead_letters.dataframe().writeStream.format("memory").queryName("letters").start()
+                )
+                query.processAllAvailable()
+                query.stop()
+            good = 1 if older else 3
+            assert [found.row.n for found in read_all(counts, good)] == list(range(1, good + 1))
+        if older:
+            without_letters(storage)
+    key = cars.columns.key_of(("b", 0))
+    expected = [
+        ("column car: None (NoneType)\nexpected: string not null", None, 2, '{"car":null,"seq":3}'),
+        (
+            "column seq: 1099511627776 (int)\nexpected: int: -2147483648 to 2147483647",
+            key,
+            3,
+            '{"car":"b","seq":1099511627776}',
+        ),
+    ]
+    assert [tuple(found.row) for found in letters] == [(*letter, "trips", 0, 0) for letter in expected]
+    assert [tuple(row) for row in spark.table("letters").collect()] == [tuple(found.row) for found in letters]
+    assert len({found.id for found in letters}) == 2
 
 
 def test_an_init_that_fails_only_where_it_runs_is_told(

@@ -28,6 +28,7 @@ def place(tmp_path: Path) -> Place:
     streams = {
         INPUT: StreamFacts(parse_ddl(READING).json(), ("sensor",), sites=(SITE,)),
         OUTPUT: StreamFacts(parse_ddl("average double").json(), (), written_by="average"),
+        f"{INPUT}/dead": StreamFacts(parse_ddl("reason string").json(), (), letters_of=INPUT),
     }
     place = Place(tmp_path)
     place.write(Manifest("test", topology(1), streams))
@@ -107,6 +108,7 @@ def test_a_batch_id_is_for_dataframes_without_a_query_and_names_a_directory(plac
     ("more", "overwrite", "said"),
     [
         ({"stream": OUTPUT}, False, "'averages' is written by the operator 'average'"),
+        ({"stream": f"{INPUT}/dead"}, False, "is written by the feeds of 'readings'"),
         ({"stream": INPUT}, True, "a stream cannot be overwritten"),
         ({"stream": INPUT, "badRows": "drop"}, False, "badRows = 'drop'\nexpected: dead-letter or fail"),
     ],

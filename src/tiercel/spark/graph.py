@@ -23,11 +23,11 @@ from tiercel.core.settings import Settings
 from tiercel.core.topology import Operator, Stream, Topology, instance_name
 from tiercel.errors import UserError
 from tiercel.runtime.addresses import EVERY_ADDRESS
-from tiercel.runtime.place import Durability, Manifest, StreamFacts, VariableFacts
+from tiercel.runtime.place import Durability, Manifest, StreamFacts, VariableFacts, letters_of
 from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.kept_state import PackedState
 from tiercel.spark.processors import DeclaredState
-from tiercel.spark.schema import Columns
+from tiercel.spark.schema import FEED_LETTER_SCHEMA, Columns, Schema
 from tiercel.spark.upgrading import StatePlan, continued
 
 TIME_MODES = ("none", "processingTime", "eventTime")
@@ -50,6 +50,7 @@ class StreamDeclaration:
     logged: bool = False
     idle_ms: int | None = None
     images: bool = False
+    letters_of: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +97,24 @@ class Graph:
     def add_stream(self, declared: StreamDeclaration) -> None:
         self._check_name("stream", declared.name)
         self.streams[declared.name] = declared
+
+    def add_input(self, declared: StreamDeclaration) -> None:
+        """A stream that feeds write, and one for the rows they refuse: it is empty until there is one."""
+        self.add_stream(declared)
+        name, columns = letters_of(declared.name), Columns(FEED_LETTER_SCHEMA)
+        self.streams[name] = StreamDeclaration(
+            name, columns, declared.home, logged=True, letters_of=declared.name
+        )
+
+    def refuse_letters(self, stream: str, operator: str) -> None:
+        """Dead letters are in a log, and go to no operator."""
+        declared = self.streams[stream]
+        if declared.letters_of or stream == f"{declared.written_by}.dead":
+            raise UserError(
+                f"operator {operator!r} would read the dead letters {stream!r}",
+                expected="a stream of rows with a key",
+                hint="read them as they are: dead_letters.dataframe() or dead_letters.subscribe()",
+            )
 
     def add_operator(self, declared: OperatorDeclaration) -> None:
         self._check_name("operator", declared.operator.name)
@@ -168,7 +187,8 @@ class Graph:
 
     def topology(self) -> Topology:
         streams = {
-            d.name: Stream(d.name, d.home, d.logged, {}, d.delay_ms, d.idle_ms) for d in self.streams.values()
+            d.name: Stream(d.name, d.home, d.logged, {}, d.delay_ms, d.idle_ms, bool(d.letters_of))
+            for d in self.streams.values()
         }
         operators = {name: d.operator for name, d in self.operators.items()}
         try:
@@ -188,6 +208,7 @@ class Graph:
                 tuple(self.sites),
                 d.written_by,
                 d.images,
+                d.letters_of,
             )
             for d in self.streams.values()
         }
@@ -226,6 +247,26 @@ class Graph:
 
 
 # -- small parsers of what users write --------------------------------------------------------
+
+
+def parse_schema(schema: Schema, what: str) -> StructType:
+    """A StructType, or DDL text as Spark reads it."""
+    if isinstance(schema, StructType):
+        return schema
+    hint = "columns are written as in CREATE TABLE, types as Spark SQL names them"
+    if not isinstance(schema, str):
+        raise UserError(
+            f"{what}: {schema!r}", expected="a StructType, or text like 'car string, speed double'", hint=hint
+        )
+    expected = "'name type, name type, ...', as in 'car string, speed double'"
+    try:
+        parsed = StructType.fromDDL(schema)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{what} {schema!r}: {reason}", expected=expected, hint=hint) from error
+    if not isinstance(parsed, StructType):
+        raise UserError(f"{what} {schema!r} is one type", expected=expected, hint=hint)
+    return parsed
 
 
 def parse_sites(sites: Sequence[str] | Mapping[str, str | None]) -> dict[str, str | None]:

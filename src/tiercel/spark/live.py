@@ -43,7 +43,7 @@ from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.decommission import Handover, Watch
 from tiercel.spark.entering import give_initial_state, is_given, start_feed
-from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_sites
+from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_schema, parse_sites
 from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns, Schema
@@ -51,8 +51,7 @@ from tiercel.spark.session import open_session
 from tiercel.spark.slots import SPARE_SLOTS, check_slots, probe
 from tiercel.spark.spare import Spare, check_count
 from tiercel.spark.status import Status, collect_status
-from tiercel.spark.steps import union as union_schema
-from tiercel.spark.streams import Feed, LiveStream, parse_schema
+from tiercel.spark.streams import Feed, LiveStream, union_of
 from tiercel.spark.upgrading import try_upgrade
 from tiercel.spark.vigil import Vigil
 from tiercel.spark.wishes import Wishes
@@ -193,7 +192,9 @@ class Live:
                 expected="a time above 0, of a stream with event_time=...",
                 hint="without idle= a site that has seen rows is waited for",
             )
-        return self.declare(StreamDeclaration(name, columns, self.graph.root, delay_ms, idle_ms=idle_ms))
+        declared = StreamDeclaration(name, columns, self.graph.root, delay_ms, idle_ms=idle_ms)
+        self.graph.add_input(declared)
+        return LiveStream(self, [(name, InputPlan(columns))], columns)
 
     def declare(self, declared: StreamDeclaration) -> LiveStream:
         self.graph.add_stream(declared)
@@ -201,23 +202,7 @@ class Live:
 
     def union(self, first: LiveStream, *others: LiveStream) -> LiveStream:
         """Several streams as the input of one operator. Keys must have the same columns."""
-        streams = [first, *others]
-        for stream in streams:
-            if stream.columns.key != first.columns.key:
-                raise UserError(
-                    f"union of {first.name!r}, keyed by {first.columns.key}, and {stream.name!r}, "
-                    f"keyed by {stream.columns.key}",
-                    expected="the same key columns",
-                    hint="key_by(...) gives a stream another key",
-                )
-        inputs = [pair for stream in streams for pair in stream._inputs]
-        names = [name for name, _ in inputs]
-        if len(set(names)) < len(names):
-            raise UserError(
-                f"a union with one stream twice: {', '.join(names)}", expected="different streams"
-            )
-        schema = union_schema(plan for _, plan in inputs)
-        return LiveStream(self, inputs, Columns(schema, first.columns.key, first.columns.event_time))
+        return union_of(self, (first, *others))
 
     def add_feed(self, feed: Feed) -> None:
         if feed.site:
