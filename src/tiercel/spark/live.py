@@ -46,9 +46,10 @@ from tiercel.spark.entering import give_initial_state, is_given, start_feed
 from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_schema, parse_sites
 from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
 from tiercel.spark.moves import Moving, Scaling
+from tiercel.spark.probing import probe
 from tiercel.spark.schema import Columns, Schema
 from tiercel.spark.session import open_session
-from tiercel.spark.slots import SPARE_SLOTS, check_slots, probe
+from tiercel.spark.slots import SPARE_SLOTS, check_slots
 from tiercel.spark.spare import Spare, check_count
 from tiercel.spark.status import Status, collect_status
 from tiercel.spark.streams import Feed, LiveStream, union_of
@@ -251,10 +252,10 @@ class Live:
             for name, declared in self.graph.operators.items() if found is not None else ():
                 mine = [instance for instance in instances if operator_of(instance) == name]
                 try_upgrade(self.place, name, declared.plan.state, mine)
+            probe(self.spark, self.place.directory)
             describe(manifest)
             self.place.write(manifest)
             self.place.want(instances)
-            probe(self.spark, self.place.directory)
         except BaseException:
             lock.release()
             raise
