@@ -60,7 +60,8 @@ def site_for(manifest: Manifest, stream: str, site: str) -> str:
     open_sites = facts.sites or tuple(manifest.topology.sites)
     if site and site not in open_sites:
         what = f"the stream {stream!r} takes no rows at site {site!r}"
-        raise UserError(what, expected=f"one of: {', '.join(open_sites)}")
+        hint = "sites are named once, where a deployment starts"
+        raise UserError(what, expected=f"one of: {', '.join(open_sites)}", hint=hint)
     return site or open_sites[0]
 
 

@@ -232,6 +232,7 @@ class Feed:
             raise UserError(
                 f"the router of site {plan.site!r} knows {known} frames of this feed, but batch {batch} "
                 f"begins with frame {plan.first}: its log has lost what it had acknowledged",
+                expected=f"a router that knows frame {plan.first - 1}",
                 hint="durability='disk' survives a power loss; a new checkpoint location begins a new feed",
             )
         facts = self.place.manifest().topology.streams.get(plan.stream)

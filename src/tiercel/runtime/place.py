@@ -163,7 +163,10 @@ class Place:
             raise UserError(what, expected="the storage directory of a deployment", hint=_HINT) from error
         except (OSError, msgspec.DecodeError) as error:
             what = f"{path} cannot be read: {error}"
-            raise UserError(what, expected="the manifest of a deployment") from error
+            hint = (
+                "it was damaged, or is no deployment's: restore it from a backup, or choose another directory"
+            )
+            raise UserError(what, expected="the manifest of a deployment", hint=hint) from error
         if found.format != FORMAT:
             what = f"{path} has format {found.format}"
             raise UserError(what, expected=f"format {FORMAT}", hint="use the version that wrote it")

@@ -31,7 +31,8 @@ def stream_facts(place: Place, stream: str) -> StreamFacts:
     """What is known about a stream; a clear error if there is none of that name."""
     known = place.manifest().streams
     if stream not in known:
-        raise UserError(f"unknown stream {stream!r}", expected=f"one of: {', '.join(sorted(known))}")
+        expected = f"one of: {', '.join(sorted(known))}"
+        raise UserError(f"unknown stream {stream!r}", expected=expected, hint="live.stream(...) declares one")
     return known[stream]
 
 

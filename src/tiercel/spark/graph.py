@@ -128,7 +128,7 @@ class Graph:
 
     def check_site(self, site: str) -> str:
         if site not in self.sites:
-            raise UserError(f"unknown site {site!r}", expected=f"one of: {', '.join(self.sites)}")
+            raise _unknown_site("", site, self.sites)
         return site
 
     def instances(self, operator: str, wanted: Any) -> tuple[str, ...]:
@@ -249,6 +249,21 @@ class Graph:
 # -- small parsers of what users write --------------------------------------------------------
 
 
+def columns_of(what: str, schema: Schema, key: Sequence[str], event_time: str = "") -> Columns:
+    """The columns of a stream, and an error that says whose they are if they cannot be."""
+    parsed = parse_schema(schema, f"schema of {what}")
+    try:
+        return Columns(parsed, key, event_time)
+    except UserError as error:
+        hint = error.hint or f"change the schema or what names its columns: {parsed.simpleString()}"
+        raise UserError(f"{what}: {error.what}", expected=error.expected, hint=hint) from error
+
+
+def _unknown_site(where: str, site: str, sites: Mapping[str, str | None]) -> UserError:
+    hint = "sites are named once, where a deployment starts: tiercel.start(spark, sites=[...])"
+    return UserError(f"{where}unknown site {site!r}", expected=f"one of: {', '.join(sites)}", hint=hint)
+
+
 def parse_schema(schema: Schema, what: str) -> StructType:
     """A StructType, or DDL text as Spark reads it."""
     if isinstance(schema, StructType):
@@ -294,7 +309,7 @@ def parse_ports(ports: Mapping[str, int], sites: Mapping[str, str | None]) -> di
         raise UserError(f"ports = {ports!r}", expected='a port for each site, as in ports={"cloud": 7400}')
     for site, port in ports.items():
         if site not in sites:
-            raise UserError(f"ports: unknown site {site!r}", expected=f"one of: {', '.join(sites)}")
+            raise _unknown_site("ports: ", site, sites)
         if type(port) is not int or not 0 <= port <= PORT_MAX:
             raise UserError(f"port {port!r} of site {site!r}", expected=f"0 (any that is free) to {PORT_MAX}")
     return dict(ports)
@@ -306,7 +321,7 @@ def parse_advertise(addresses: Mapping[str, str], sites: Mapping[str, str | None
         raise UserError(f"advertise = {addresses!r}", expected='addresses by site: {"cloud": "10.0.0.5"}')
     for site, address in addresses.items():
         if site not in sites:
-            raise UserError(f"advertise: unknown site {site!r}", expected=f"one of: {', '.join(sites)}")
+            raise _unknown_site("advertise: ", site, sites)
         if type(address) is not str or address in EVERY_ADDRESS:
             what = f"advertise: {address!r} for site {site!r}"
             raise UserError(what, expected="an address or host name that others can dial")

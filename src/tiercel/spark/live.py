@@ -43,11 +43,11 @@ from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.decommission import Handover, Watch
 from tiercel.spark.entering import give_initial_state, is_given, start_feed
-from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_schema, parse_sites
+from tiercel.spark.graph import Graph, Listening, StreamDeclaration, columns_of, parse_delay, parse_sites
 from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.probing import probe
-from tiercel.spark.schema import Columns, Schema
+from tiercel.spark.schema import Schema
 from tiercel.spark.session import open_session
 from tiercel.spark.slots import SPARE_SLOTS, check_slots
 from tiercel.spark.spare import Spare, check_count
@@ -164,7 +164,8 @@ class Live:
 
     def _check_not_stopped(self) -> None:
         if self._stopped:
-            raise UserError("the deployment was stopped", hint="start it again on the same storage")
+            what, expected = "the deployment was stopped", "one that runs"
+            raise UserError(what, expected=expected, hint="start it again on the same storage")
 
     def stream(
         self,
@@ -183,8 +184,10 @@ class Live:
         """
         self.check_declaring()
         if not key or not isinstance(key, Sequence):
-            raise UserError(f"stream {name!r} has no key: {key!r}", expected="key='column' or several")
-        columns = Columns(parse_schema(schema, f"schema of stream {name!r}"), key, event_time)
+            hint = "rows of one key stay in order, and state is kept by key: name a column of the schema"
+            what = f"stream {name!r} has no key: {key!r}"
+            raise UserError(what, expected="key='column' or several", hint=hint)
+        columns = columns_of(f"stream {name!r}", schema, key, event_time)
         delay_ms = parse_delay(delay) if event_time else None
         idle_ms = None if idle is None else parse_delay(idle, "idle")
         if idle_ms == 0 or (idle_ms is not None and not event_time):
@@ -303,7 +306,11 @@ class Live:
             if missing:
                 time.sleep(0.02)
         if missing:
-            raise UserError(f"{', '.join(sorted(missing))} did not attach within {ATTACH_S_MAX:g} s")
+            raise UserError(
+                f"{', '.join(sorted(missing))} did not attach within {ATTACH_S_MAX:g} s",
+                expected="every instance in touch with the router of its site",
+                hint="the executors' logs say what they wait for; they must reach each other's ports",
+            )
 
     def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame:
         reader = self.spark.readStream.format("tiercel").option("storage", str(self.place.directory))

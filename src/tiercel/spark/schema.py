@@ -152,10 +152,13 @@ class Columns:
         return hash((self.schema.json(), self.key, self.event_time))
 
     def _check_key_and_time(self) -> None:
-        for name in (*self.key, *([self.event_time] if self.event_time else [])):
+        named = [(name, "key") for name in self.key]
+        named += [(self.event_time, "event time")] if self.event_time else []
+        for name, role in named:
             if name not in self.names:
-                what = f"column {name!r} is not in the schema"
-                raise UserError(what, expected=f"one of: {', '.join(self.names)}")
+                what = f"{role} column {name!r} is not in the schema"
+                hint = "name one of these, or add it to the schema"
+                raise UserError(what, expected=f"one of its columns: {', '.join(self.names)}", hint=hint)
         if len(set(self.key)) != len(self.key):
             raise UserError(f"key {self.key}", expected="each column once")
         for name in self.key:

@@ -31,6 +31,7 @@ from tiercel.spark.graph import (
     StreamDeclaration,
     check_choice,
     check_whole,
+    columns_of,
     parse_schema,
     watermark_delay_ms,
 )
@@ -204,12 +205,12 @@ class LiveStream:
             what = f"operator {name!r} is a fold"
             expected = "no time mode, no rows as initial state, no DataFrames"
             raise UserError(what, expected=expected, hint="write a StatefulProcessor")
-        output = parse_schema(output_schema, "output schema")
+        output = parse_schema(output_schema, f"output schema of {name!r}")
         if output_key is None:
             key = self.columns.key if set(self.columns.key) <= set(output.names) else ()
         else:
             key = (output_key,) if isinstance(output_key, str) else tuple(output_key)
-        columns = Columns(output, key, output_event_time)
+        columns = columns_of(f"output of {name!r}", output, key, output_event_time)
         inputs = list(self._inputs)
         upgrades = dict(upgrade or {})
         initial: DataFrame | PackedState | None = None
@@ -296,10 +297,12 @@ class LiveStream:
             raise UserError(
                 f"the DataFrame fed to {stream!r} has no column {', '.join(missing)}",
                 expected=f"the columns {', '.join(self.columns.names)}; it has {', '.join(frame.columns)}",
+                hint="select, rename and cast its columns before it is fed",
             )
         if not frame.isStreaming:
             raise UserError(
                 f"the DataFrame fed to {stream!r} is not a streaming one",
+                expected="a query that goes on",
                 hint="use spark.readStream, or write it once: df.write.format('tiercel')",
             )
         delay = watermark_delay_ms(frame, self.columns.event_time) if self.columns.event_time else None

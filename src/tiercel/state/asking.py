@@ -44,7 +44,11 @@ def checkpoint(storage: str | Path, wait_s: float = WAIT_S_MAX) -> dict[str, int
                 found[name] = cursor.applied
         if len(found) < len(names) and time.monotonic() > give_up:
             silent = ", ".join(sorted(set(names) - found.keys()))
-            raise UserError(f"no checkpoint of {silent} within {wait_s:g} s", hint="does it run?")
+            raise UserError(
+                f"no checkpoint of {silent} within {wait_s:g} s",
+                expected="a checkpoint of every instance",
+                hint="does it run? tiercel state show says how old its last one is",
+            )
         time.sleep(LOOK_S)
     return dict(sorted(found.items()))
 
