@@ -188,9 +188,13 @@ RULES: dict[str, Rule] = {
         ("traffic:Traffic.log_outputs", "traffic:Traffic.unsettled_outputs", "departures:Departure.cut"),
     ),
     "R11": Rule(
-        "A call is atomic; rows of one that raised are tried alone; a dead letter is an output.",
-        ("engine:Engine.call", "engine:Engine.call_alone", "keyed:Handle.roll_back"),
-        "refusal of a row at the border",
+        "A call is atomic; rows of one that raised are tried alone; dead letters are outputs or frames.",
+        (
+            "engine:Engine.call",
+            "engine:Engine.call_alone",
+            "keyed:Handle.roll_back",
+            "traffic:Traffic.log_produced",
+        ),
     ),
     "R12": Rule(
         "One call per log entry and key; entries are never merged.",

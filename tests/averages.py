@@ -10,22 +10,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from small import WAIT_S_MAX, Running, until
 from tiercel.bench.averages import INPUT, OUTPUT, SITE, RunningAverage, topology
 from tiercel.core.instance import Instance
 from tiercel.core.router import Router
 from tiercel.core.runs import split
 from tiercel.core.settings import Settings
+from tiercel.core.topology import Stream
 from tiercel.runtime.client import Producer, Subscriber, stream_range
 from tiercel.runtime.host import Host
-from tiercel.runtime.place import Manifest, Place, StreamFacts
+from tiercel.runtime.place import Manifest, Place, StreamFacts, letters_of
 from tiercel.runtime.store import Store
 from tiercel.runtime.stored_state import stored_keys
 from tiercel.spark.border import Border, InputPlan, OperatorPlan
 from tiercel.spark.ddl import parse_ddl
-from tiercel.spark.schema import Columns
+from tiercel.spark.schema import FEED_LETTER_SCHEMA, Columns
 
 OPERATOR = "average"
+LETTERS = letters_of(INPUT)
 READING = "sensor string not null, n int, due_ns bigint, value double"
 AVERAGE = "sensor string, n int, count bigint, average double, due_ns bigint"
 
@@ -41,9 +45,14 @@ class Averages:
         self.place = Place(directory)
         streams = {
             INPUT: StreamFacts(parse_ddl(READING).json(), ("sensor",), sites=(SITE,)),
+            LETTERS: StreamFacts(parse_ddl(FEED_LETTER_SCHEMA).json(), (), letters_of=INPUT),
             OUTPUT: StreamFacts(parse_ddl(AVERAGE).json(), (), written_by=OPERATOR),
         }
-        self.place.write(Manifest("averages", topology(2), streams, Settings(**settings)))
+        known = topology(2)
+        known = msgspec.structs.replace(
+            known, streams=known.streams | {LETTERS: Stream(LETTERS, SITE, letters=True)}
+        )
+        self.place.write(Manifest("averages", known, streams, Settings(**settings)))
         self.columns, self.results = Columns.of(streams[INPUT]), Columns.of(streams[OUTPUT])
         self._hosts = [Running(self._host(SITE))]
         operator = self.place.manifest().topology.operators[OPERATOR]
@@ -89,12 +98,19 @@ class Averages:
 
     def averages(self) -> list[dict[str, Any]]:
         """Everything in the output log, in its order."""
-        last, found = self.last, list[Any]()
-        with Subscriber(self.place, OUTPUT, after=0) as subscriber:
+        return self._log(OUTPUT, self.results)
+
+    def letters(self) -> list[dict[str, Any]]:
+        """Every row that a feed refused, in the order of the log."""
+        return self._log(LETTERS, Columns(FEED_LETTER_SCHEMA))
+
+    def _log(self, stream: str, columns: Columns) -> list[dict[str, Any]]:
+        last, found = stream_range(self.place, stream)[1], list[Any]()
+        with Subscriber(self.place, stream, after=0) as subscriber:
             while subscriber.offset < last:
                 outputs = [o for entry in subscriber.poll(WAIT_S_MAX) for o in entry.outputs]
                 found += [
-                    dict(zip(self.results.names, self.results.unpack(payload), strict=True))
+                    dict(zip(columns.names, columns.unpack(payload), strict=True))
                     for output in outputs
                     for payload in split(output.row[2])
                 ]

@@ -7,7 +7,7 @@ from typing import Any
 from tiercel.core import messages as m
 from tiercel.core.effects import Send, StorageKey, Write
 from tiercel.core.events import Connected, Durable, Received
-from tiercel.core.records import INITIAL, Entry, Watermark
+from tiercel.core.records import INITIAL, Entry, Output, StreamEntry, Watermark
 from tiercel.core.router import Router
 from tiercel.core.settings import Settings
 from tiercel.core.topology import Operator, Stream, Topology
@@ -30,9 +30,9 @@ TOPOLOGY = Topology(
 class Site:
     """One router with a disk that never loses anything."""
 
-    def __init__(self, disk: dict[StorageKey, Any] | None = None) -> None:
+    def __init__(self, disk: dict[StorageKey, Any] | None = None, topology: Topology = TOPOLOGY) -> None:
         self.disk = disk if disk is not None else {}
-        self.router = Router("a", TOPOLOGY, Settings(), 1, self.disk)
+        self.router = Router("a", topology, Settings(), 1, self.disk)
         self.seq: dict[str, int] = {}
         self.take(Connected("p"))
 
@@ -114,3 +114,20 @@ def test_a_stream_says_how_far_it_can_be_read() -> None:
     site = Site()
     assert m.RangeReply("out", 1, 0) in site.take(Received("p", m.RangeQuery("out")))
     assert m.RangeReply("nowhere", -1, -1) in site.take(Received("p", m.RangeQuery("nowhere")))
+
+
+def test_rows_that_a_feed_refused_are_logged_once_where_their_stream_lives() -> None:
+    streams = {name: Stream(name, home, letters=True) for name, home in (("here", "a"), ("there", "b"))}
+    topology = Topology({"a": None, "b": "a"}, streams, {})
+    site = Site(topology=topology)
+    letters = [(b"", 0, b"first"), (b"", 0, b"second")]
+    for stream, seq in (("here", 1), ("here", 1), ("there", 2)):
+        site.take(Received("p", m.Produce("p", seq, stream, letters)))
+    expected = [Output(1, b"p", 0, 0, letters[0]), Output(1, b"p", 0, 1, letters[1])]
+    assert site.log("here") == [StreamEntry(1, expected)]
+    site = Site(site.disk, topology)  # after a restart it knows the frame still
+    site.take(Received("p", m.Produce("p", 1, "here", letters)))
+    assert len(site.log("here")) == 1
+    [frame] = [said for said in site.take(Connected("b")) if isinstance(said, m.LaneFrame)]
+    assert frame.inbox == "there"
+    assert [(o.offset, o.row[2]) for o in frame.outputs or ()] == [(2, b"first"), (2, b"second")]

@@ -1,5 +1,7 @@
 """A driver that may die at any moment: files -> feed -> operator -> parquet, continued where it was.
 
+Rows without a car do not fit the stream: they must be dead letters.
+
 python driver.py DIRECTORY ROWS        ends when the sink holds that many rows, and writes down what it holds
 """
 
@@ -18,9 +20,10 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import tiercel
 
-INPUT = "car string, seq long"
+INPUT = "car string not null, seq long"
 OUTPUT = "car string, seq long, count long, chain string"
 FOUND = "found.json"
+LETTERS = "letters.json"
 
 
 def chained(chain: str, seq: int) -> str:
@@ -62,6 +65,9 @@ def main(directory: Path, rows: int) -> None:
             time.sleep(1.0)
         query.processAllAvailable()
         query.stop()
+        where = {"storage": str(directory / "storage"), "stream": cars.dead_letters.name}
+        letters = spark.read.format("tiercel").options(**where).load().drop("feed").collect()
+        (directory / LETTERS).write_text(json.dumps(letters), encoding="utf-8")
     found = spark.read.schema(OUTPUT).parquet(sink).collect()  # Spark knows which files of a sink count
     (directory / FOUND).write_text(json.dumps(found), encoding="utf-8")
 

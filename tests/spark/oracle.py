@@ -17,15 +17,19 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from oracle_cases import OUTPUT, Case
+from oracle_cases import MARKER, OUTPUT, Case
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 import tiercel
+from tiercel.core.topology import site_of
 from tiercel.spark.folds import Fold
+from tiercel.spark.moves import Moving
 from tiercel.spark.streams import LiveStream
 
 HANG_S = 180.0  # longer than anything takes: a test that hangs ends with what is missing
+
+MARKERS = 40  # enough that each instance has one
 
 Outputs = dict[str, list[tuple[int, str]]]
 
@@ -44,11 +48,15 @@ class Collected:
     def __init__(self) -> None:
         self.of_key: Outputs = {}
         self.count = 0
+        self.marked: set[str] = set()  # markers that have come
 
     def add(self, rows: Sequence[Any]) -> None:
         for row in rows:
-            self.of_key.setdefault(row.k, []).append((row.seq, row.told))
-        self.count += len(rows)
+            if row.told.startswith(f"{MARKER}: "):
+                self.marked.add(row.k)
+            else:
+                self.of_key.setdefault(row.k, []).append((row.seq, row.told))
+                self.count += 1
 
 
 # -- under Spark ------------------------------------------------------------------------------
@@ -123,10 +131,11 @@ def under_spark(spark: SparkSession, case: Case, directory: Path) -> tuple[Outpu
 # -- under Tiercel ----------------------------------------------------------------------------
 
 
-def kill(live: tiercel.Live, process: str) -> None:
-    """Kill -9 of the Python worker that hosts it; returns while Spark is starting it again."""
-    [pid] = [p.pid for p in live.status().processes if p.name == process]
-    os.kill(pid, signal.SIGKILL)
+def kill(live: tiercel.Live, process: str) -> int:
+    """Kill -9 of the Python worker that hosts it; returns its life while Spark is starting it again."""
+    [found] = [p for p in live.status().processes if p.name == process]
+    os.kill(found.pid, signal.SIGKILL)
+    return found.life
 
 
 class Troubled:
@@ -135,7 +144,8 @@ class Troubled:
     def __init__(self, live: tiercel.Live, case: Case, kills: Sequence[str]) -> None:
         self.live, self.case = live, case
         self.kills = list(kills)
-        self.moved = 0
+        self.lives: dict[str, int] = {}  # of those that were killed, the life that ended
+        self.moves: list[str] = []  # where keys really went
 
     @contextlib.contextmanager
     def batch(self, n: int) -> Iterator[None]:
@@ -145,17 +155,38 @@ class Troubled:
             case 1:
                 moving = self.live.move("op", keys=half, to="edge")
                 yield
-                self.moved += len(moving.wait(HANG_S))
+                self._has_moved(moving, half, "edge")
             case 2:
                 yield
-                kill(self.live, self.kills[0])
+                self._kill(self.kills[0])
             case 3:
                 moving = self.live.move("op", keys=half, to="cloud", retries=10)
                 yield
-                kill(self.live, self.kills[1])
-                self.moved += len(moving.wait(HANG_S))
+                self._kill(self.kills[1])
+                self._has_moved(moving, half, "cloud")
             case _:
                 yield
+
+    def _kill(self, process: str) -> None:
+        self.lives[process] = kill(self.live, process)
+
+    def _has_moved(self, moving: Moving, keys: Sequence[str], to: str) -> None:
+        reports = moving.wait(HANG_S)
+        assert sum(report.keys for report in reports) > 0, reports
+        assert {site_of(owner) for owner in self.live.owners("op", keys).values()} == {to}
+        self.moves.append(to)
+
+    def check(self) -> None:
+        """All of it was done, and who was killed came back."""
+        assert self.moves == ["edge", "cloud"]
+        assert list(self.lives) == self.kills
+        for process, life in self.lives.items():
+            until(
+                lambda process=process, life=life: any(
+                    p.life > life for p in self.live.status().processes if p.name == process
+                ),
+                lambda process=process, life=life: f"{process} did not come back after its life {life}",
+            )
 
 
 def declared(spark: SparkSession, case: Case, inputs: Sequence[LiveStream]) -> LiveStream:
@@ -182,7 +213,10 @@ def declared(spark: SparkSession, case: Case, inputs: Sequence[LiveStream]) -> L
 def under_tiercel(
     spark: SparkSession, case: Case, directory: Path, counts: Sequence[int], kills: Sequence[str]
 ) -> Outputs:
-    """The same batches, one frame each, with two moves and two kills under way; outputs per key."""
+    """The same batches, one frame each, with two moves and two kills under way; outputs per key.
+
+    Then a marker through every instance: what had come twice would have come before it.
+    """
     with tiercel.start(spark, ["cloud", "edge"], directory) as live:
         inputs = {
             name: live.stream(name, schema, key="k", event_time=case.event_time, delay=case.delay_ms / 1000)
@@ -213,8 +247,16 @@ def under_tiercel(
                     lambda n=n: f"Tiercel: {collected.count} outputs of {counts[n]} after batch {n}",
                 )
                 time.sleep(case.apart_s)
-            arrived(counts[-1] + 1)  # whatever came twice would come behind the last
-        assert troubled.moved >= 2
+            troubled.check()
+            keys = [f"{MARKER}-{n}" for n in range(MARKERS)]
+            assert set(live.owners("op", keys).values()) == {"op@cloud#1", "op@cloud#2", "op@edge#1"}
+            stream, markers = case.markers(keys)
+            producers[stream].send_many(markers)
+            producers[stream].flush()
+            until(  # whatever an instance gives twice, it gives before its marker
+                lambda: arrived(0) and collected.marked == set(keys),
+                lambda: f"Tiercel: {len(collected.marked)} markers of {len(keys)}",
+            )
     return collected.of_key
 
 

@@ -1,6 +1,6 @@
 """What the oracle's processors are fed.
 
-Responsible for: draws of each processor's input, at least a hundred examples of it.
+Responsible for: draws of each processor's input, at least a hundred examples of it that are not empty.
 Not responsible for: the processors (oracle_processors.py), running them (oracle.py).
 
 All examples of a case share one query, told apart by their keys.
@@ -8,7 +8,8 @@ All examples of a case share one query, told apart by their keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
@@ -34,8 +35,11 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from tiercel.spark.folds import Fold
 
-EXAMPLES = 100
+EXAMPLES = 110  # some have no row at all
+EXAMPLES_LEAST = 100  # that have one
 BATCHES = 4
+MARKER = "marker"
+SEED = os.environ.get("TIERCEL_ORACLE_SEED", "")  # other inputs, as test_live_oracle.py says
 INPUT = "k string, seq long, op string, n long, text string"
 OUTPUT = "k string, seq long, told string"
 
@@ -56,9 +60,25 @@ class Case:
     apart_s: float = 0.0  # the least time between two batches
     outputs: list[int] | None = None  # after each batch, where Spark cannot tell that it is done
 
+    def markers(self, keys: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
+        """A stream, and a row for each of these new keys: told at once, not late, moving no watermark."""
+        stream, schema = next(iter(self.streams.items()))
+        row = {"seq": 0, "op": MARKER, "n": 0, "text": "x", "ts": START + timedelta(seconds=10 * BATCHES)}
+        names = [column.split()[0] for column in schema.split(",")]
+        return stream, [{name: key if name == "k" else row[name] for name in names} for key in keys]
+
+    @property
+    def examples(self) -> int:
+        """How many have a row; clocks are none."""
+        return len({key.partition("-")[0] for key in self.keys if key[0].isdecimal()})
+
     @property
     def keys(self) -> list[str]:
         return sorted({row[0] for batch in self.batches for rows in batch.values() for row in rows})
+
+
+def random_of(text: str) -> Random:
+    return Random(SEED + text)
 
 
 Draw = Callable[[Random, str, int, int], list[tuple[Any, ...]]]
@@ -67,14 +87,14 @@ Draw = Callable[[Random, str, int, int], list[tuple[Any, ...]]]
 def drawn(seed: str, draw: Draw) -> list[list[tuple[Any, ...]]]:
     """Rows of every example in every batch; one or two keys each, some silent in a batch."""
     batches: list[list[tuple[Any, ...]]] = []
-    randoms = [Random(f"{seed}-{example}") for example in range(EXAMPLES)]
+    randoms = [random_of(f"{seed}-{example}") for example in range(EXAMPLES)]
     for batch in range(BATCHES):
         rows: list[tuple[Any, ...]] = []
         for example, random in enumerate(randoms):
             for key in ("a", "b")[: 1 + example % 2]:
                 of_key = draw(random, f"{example}-{key}", batch, random.randint(0, 3))
                 rows += [(k, batch * 1000 + n, *rest) for n, (k, *rest) in enumerate(of_key)]
-        Random(f"{seed}-{batch}").shuffle(rows)
+        random_of(f"{seed}-{batch}").shuffle(rows)
         batches.append(rows)
     return batches
 
@@ -185,7 +205,7 @@ def alarms() -> Case:
 
 def started() -> Case:
     case = plain("started", Started(), "add", "add", "look", "clear")
-    random = Random("initial")
+    random = random_of("initial")
     keys = [key for key in case.keys if random.random() < 0.7] + [f"silent-{n}" for n in range(5)]
     case.initial_schema = "k string, label string, begin long"
     case.initial = [
@@ -197,7 +217,7 @@ def started() -> Case:
 def join() -> Case:
     """A key has a row of one of the inputs in a batch: both sides then agree on their order."""
     batches: list[dict[str, list[tuple[Any, ...]]]] = []
-    random = Random("join")
+    random = random_of("join")
     for batch in range(BATCHES):
         rows: dict[str, list[tuple[Any, ...]]] = {"orders": [], "payments": []}
         for example in range(EXAMPLES):
@@ -222,7 +242,7 @@ def timed_join() -> Case:
     Both inputs are equally far in every batch: it does not matter which one's rows of a batch come first.
     """
     case = join()
-    random = Random("timed join")
+    random = random_of("timed join")
     for batch, rows in enumerate(case.batches):
         for name, of_stream in rows.items():
             drawn_ms = [batch * 10_000 + random.randint(-12_000, 9_000) for _ in of_stream]
@@ -242,10 +262,11 @@ def timed_join() -> Case:
 def fold() -> Case:
     """A key has at most one row in a batch: a step cannot bring rows into order."""
     batches: list[list[tuple[Any, ...]]] = []
-    random = Random("fold")
+    random = random_of("fold")
     for batch in range(BATCHES):
         ops = {
-            f"{n}-a": random.choice(["add", "add", "twice", "silent", "forget", "look"]) for n in range(100)
+            f"{n}-a": random.choice(["add", "add", "twice", "silent", "forget", "look"])
+            for n in range(EXAMPLES)
         }
         rows = [(key, batch, op, random.randint(1, 99), random.choice("xyz")) for key, op in ops.items()]
         batches.append([row for row in rows if random.random() < 0.8])

@@ -57,7 +57,14 @@ def beside(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         assert live.status().moves == {}
 
 
-def says(refused: Callable[[], Any], *parts: str) -> UserError:
+def says(refused: Callable[[], Any], *parts: str) -> None:
+    """As `mentions`, and also what was expected and what to do: for all that people get wrong most."""
+    message = mentions(refused, *parts)
+    for part in ("\nexpected: ", "\nhint: "):
+        assert message.count(part) == 1, message
+
+
+def mentions(refused: Callable[[], Any], *parts: str) -> str:
     """A user's error, whose message has these parts, and nothing of Python's or Java's insides."""
     with pytest.raises(UserError) as caught:
         refused()
@@ -66,7 +73,7 @@ def says(refused: Callable[[], Any], *parts: str) -> UserError:
         assert part in message, message
     assert "Traceback" not in message
     assert "\tat " not in message
-    return caught.value
+    return message
 
 
 class Count(StatefulProcessor):
@@ -115,14 +122,20 @@ def test_keys_that_are_none_are_refused(unborn: Live) -> None:
     says(lambda: unborn.stream("b", ROWS, key=None), "'b'", "key='column'")  # type: ignore[arg-type]
     says(lambda: unborn.stream("b", "car map<string,int>", key="car"), "car", "without maps")
     says(lambda: unborn.stream("b", ROWS, key="car", event_time="seq"), "'seq'", "timestamp")
-    says(lambda: unborn.stream("b", "at timestamp", key="at", event_time="at", delay=-1), "-1", "10 seconds")
-    says(lambda: unborn.stream("b", "at timestamp", key="at", event_time="at", idle="soon"), "soon", "10 sec")
-    says(lambda: unborn.stream("b", "at timestamp", key="at", event_time="at", idle=0), "idle = 0", "above 0")
-    says(lambda: unborn.stream("b", "at timestamp", key="at", idle=3), "idle = 3", "event_time")
+    mentions(
+        lambda: unborn.stream("b", "at timestamp", key="at", event_time="at", delay=-1), "-1", "10 seconds"
+    )
+    mentions(
+        lambda: unborn.stream("b", "at timestamp", key="at", event_time="at", idle="soon"), "soon", "10 sec"
+    )
+    mentions(
+        lambda: unborn.stream("b", "at timestamp", key="at", event_time="at", idle=0), "idle = 0", "above 0"
+    )
+    mentions(lambda: unborn.stream("b", "at timestamp", key="at", idle=3), "idle = 3", "event_time")
     cars = unborn.stream("keys", ROWS, key="car")
     says(lambda: cars.key_by("bus"), "'bus'", "car, seq")
-    says(lambda: unborn.stream("keys", ROWS, key="car"), "'keys'", "twice")
-    says(lambda: unborn.stream("a|b", ROWS, key="car"), "a|b", "without any of")
+    mentions(lambda: unborn.stream("keys", ROWS, key="car"), "'keys'", "twice")
+    mentions(lambda: unborn.stream("a|b", ROWS, key="car"), "a|b", "without any of")
 
 
 def test_processors_that_are_none_are_refused(unborn: Live) -> None:
@@ -152,9 +165,9 @@ def test_processors_that_are_none_are_refused(unborn: Live) -> None:
     says(give(NoInit()), "init of NoInit", "declares state")
     says(give(Raises()), "init of Raises", "ZeroDivisionError: no luck")
     says(give(Locked()), "Locked", "pickle")
-    says(give(Count(), time_mode="later"), "'later'", "processingTime")
-    says(give(Count(), on_error="ignore"), "'ignore'", "dead-letter")
-    says(give(Count(), time_mode="eventTime"), "event time", "processors")
+    mentions(give(Count(), time_mode="later"), "'later'", "processingTime")
+    mentions(give(Count(), on_error="ignore"), "'ignore'", "dead-letter")
+    mentions(give(Count(), time_mode="eventTime"), "event time", "processors")
     says(give(Count(), output_key="bus"), "'bus'", "car, n")
 
 
@@ -166,16 +179,16 @@ def test_folds_that_cannot_run_are_refused(unborn: Live) -> None:
         options = {"state_schema": "n long"} | options
         return lambda: cars.fold(step, initial, "car string, n long", **options)
 
-    says(fold(step="count"), "fold('count')", "function")
-    says(fold(step=lambda n, row: (lock, None)), "Fold", "pickle")
-    says(fold(initial=("x",)), "initial.n", "'x'")
-    says(fold(initial=0), "initial", "0 (int)")
+    mentions(fold(step="count"), "fold('count')", "function")
+    mentions(fold(step=lambda n, row: (lock, None)), "Fold", "pickle")
+    mentions(fold(initial=("x",)), "initial.n", "'x'")
+    mentions(fold(initial=0), "initial", "0 (int)")
     says(fold(state_schema="n lon"), "lon")
-    says(fold(pandas=True), "'pandas'", "instances")
-    says(fold(time_mode="eventTime"), "'time_mode'", "instances")
-    says(fold(on_error="ignore"), "'ignore'", "dead-letter")
+    mentions(fold(pandas=True), "'pandas'", "instances")
+    mentions(fold(time_mode="eventTime"), "'time_mode'", "instances")
+    mentions(fold(on_error="ignore"), "'ignore'", "dead-letter")
     written = tiercel.Fold(lambda n, row: (n, None), (0,), "n long", "car string, n long")
-    says(
+    mentions(
         lambda: cars.transform_with_state(written, "car string, n long", time_mode="processingTime"),
         "is a fold",
         "StatefulProcessor",
@@ -188,23 +201,23 @@ def test_numbers_and_sites_that_are_none_are_refused(spark: SparkSession, unborn
     def give(**options: Any) -> Callable[[], Any]:
         return lambda: cars.transform_with_state(Count(), "car string, n long", name="numbered", **options)
 
-    says(give(instances={"cloud": -1}), "-1", "0 or more")
-    says(give(instances={"cloud": 0}), "at least one")
-    says(give(instances={"cloud": 1.5}), "1.5", "whole number")
-    says(give(instances=3), "3", '{"cloud": 2}')
+    mentions(give(instances={"cloud": -1}), "-1", "0 or more")
+    mentions(give(instances={"cloud": 0}), "at least one")
+    mentions(give(instances={"cloud": 1.5}), "1.5", "whole number")
+    mentions(give(instances=3), "3", '{"cloud": 2}')
     says(give(instances={"mars": 1}), "'mars'", "cloud, edge")
-    says(give(slots=-4), "-4", "slots")
-    says(give(retries=-1), "-1", "retries")
-    says(lambda: tiercel.start(spark, []), "site", '["cloud"]')
-    says(lambda: tiercel.start(spark, {"edge": "cloud"}), "'cloud'", "'edge'")
-    says(lambda: tiercel.start(spark, ["a@b"]), "a@b")
-    says(lambda: tiercel.start(spark, durability="paper"), "paper", "'disk'")  # type: ignore[arg-type]
-    says(lambda: tiercel.start(spark, settings=tiercel.Settings(tick_ms=-1)), "tick_ms", "-1", "above 0")
+    mentions(give(slots=-4), "-4", "slots")
+    mentions(give(retries=-1), "-1", "retries")
+    mentions(lambda: tiercel.start(spark, []), "site", '["cloud"]')
+    mentions(lambda: tiercel.start(spark, {"edge": "cloud"}), "'cloud'", "'edge'")
+    mentions(lambda: tiercel.start(spark, ["a@b"]), "a@b")
+    mentions(lambda: tiercel.start(spark, durability="paper"), "paper", "'disk'")  # type: ignore[arg-type]
+    mentions(lambda: tiercel.start(spark, settings=tiercel.Settings(tick_ms=-1)), "tick_ms", "-1", "above 0")
     says(lambda: tiercel.start(spark, ["cloud"], ports={"mars": 1}), "'mars'", "cloud")
-    says(lambda: tiercel.start(spark, ["cloud"], ports={"cloud": 70_000}), "70000", "65535")
+    mentions(lambda: tiercel.start(spark, ["cloud"], ports={"cloud": 70_000}), "70000", "65535")
     says(lambda: tiercel.start(spark, ["cloud"], advertise={"mars": "10.0.0.5"}), "'mars'", "cloud")
-    says(lambda: tiercel.start(spark, ["cloud"], advertise={"cloud": "0.0.0.0"}), "'0.0.0.0'", "can dial")
-    says(unborn.deploy, "no operator", "transform_with_state")
+    mentions(lambda: tiercel.start(spark, ["cloud"], advertise={"cloud": "0.0.0.0"}), "'0.0.0.0'", "can dial")
+    mentions(unborn.deploy, "no operator", "transform_with_state")
 
 
 @needs_openssl
@@ -268,7 +281,7 @@ def test_dataframes_that_do_not_fit_are_refused(spark: SparkSession, unborn: Liv
     says(lambda: cars.feed(rate.selectExpr("'a' car", "timestamp seq")), "seq is timestamp, not bigint")
     says(lambda: cars.feed(spark.range(1).selectExpr("'a' car", "id seq")), "not a streaming", "readStream")
     fitting = rate.selectExpr("'a' car", "value seq")
-    says(lambda: cars.feed(fitting, partitions=0), "partitions: 0", "1 or more")
+    mentions(lambda: cars.feed(fitting, partitions=0), "partitions: 0", "1 or more")
     says(lambda: cars.feed(fitting, site="mars"), "'mars'", "cloud, edge")
 
 
@@ -278,15 +291,15 @@ def test_dataframes_that_do_not_fit_are_refused(spark: SparkSession, unborn: Liv
 def test_rows_that_do_not_fit_are_refused_and_nothing_of_their_batch_is_sent(beside: Beside) -> None:
     with beside.readings.producer("misfit") as producer:
         good = (10**6, 0, 0, 1.0)
-        says(lambda: producer.send(good, ("x", 0, 0, 1.0)), "sensor", "'x'", "bigint")
-        says(lambda: producer.send({"sensor": 1}), "n is missing", "sensor")
-        says(lambda: producer.send((1, 2)), "2 values", "4: sensor, n, due_ns, value")
-        says(lambda: producer.send((2**63, 0, 0, 1.0)), "sensor", "9223372036854775808")
-        says(
+        mentions(lambda: producer.send(good, ("x", 0, 0, 1.0)), "sensor", "'x'", "bigint")
+        mentions(lambda: producer.send({"sensor": 1}), "n is missing", "sensor")
+        mentions(lambda: producer.send((1, 2)), "2 values", "4: sensor, n, due_ns, value")
+        mentions(lambda: producer.send((2**63, 0, 0, 1.0)), "sensor", "9223372036854775808")
+        mentions(
             lambda: producer.send({"sensor": 1, "n": 0, "due_ns": 0, "value": 1.0, "x": 1}),
             "unknown column x",
         )
-        says(lambda: producer.send("sensor"), "'sensor'", "a dict")
+        mentions(lambda: producer.send("sensor"), "'sensor'", "a dict")
         assert producer.client.submitted == 0
 
 
@@ -299,19 +312,24 @@ def test_names_that_are_not_known_are_refused(beside: Beside) -> None:
         lambda: tiercel.Producer(live.place, INPUT, name="elsewhere", site="mars"),
     ):
         says(refused, "'mars'", "cloud, edge")
-    says(lambda: live.move("avrage", keys=[1], to="edge"), "'avrage'", OPERATOR)
-    says(lambda: live.scale("avrage", {"cloud": 1}), "'avrage'", OPERATOR)
-    says(lambda: live.move(OPERATOR, keys=[1], to=f"{OPERATOR}@cloud#9"), "#9", f"{OPERATOR}@cloud#1")
-    says(lambda: live.move(OPERATOR, source="cloud", to="edge"), "'cloud'", f"{OPERATOR}@cloud#1")
-    says(lambda: live.move(OPERATOR, source=f"{OPERATOR}@cloud#9", to="edge"), "#9", "owns none")
-    says(lambda: live.move(OPERATOR, keys=[1], to="edge", strategy="magic"), "'magic'", "live")
-    says(lambda: live.drain("average"), "'average'", f"{OPERATOR}@cloud#1")
-    says(lambda: tiercel.Producer(live.place, "nothing", name="x"), "'nothing'", INPUT)
-    says(lambda: tiercel.Subscriber(live.place, "nothing"), "'nothing'", f"{OPERATOR}.out")
-    says(lambda: tiercel.Producer(live.place, f"{OPERATOR}.out", name="x"), OPERATOR)
-    says(lambda: beside.averages.producer("x"), f"{OPERATOR}.out", "live.stream")
-    says(lambda: readings.dead_letters, INPUT, "the output of an operator")
-    says(lambda: readings.producer("cloud"), "'cloud'", "name")
+    mentions(lambda: live.move("avrage", keys=[1], to="edge"), "'avrage'", OPERATOR)
+    mentions(lambda: live.scale("avrage", {"cloud": 1}), "'avrage'", OPERATOR)
+    mentions(lambda: live.move(OPERATOR, keys=[1], to=f"{OPERATOR}@cloud#9"), "#9", f"{OPERATOR}@cloud#1")
+    mentions(lambda: live.move(OPERATOR, source="cloud", to="edge"), "'cloud'", f"{OPERATOR}@cloud#1")
+    mentions(lambda: live.move(OPERATOR, source=f"{OPERATOR}@cloud#9", to="edge"), "#9", "owns none")
+    mentions(lambda: live.move(OPERATOR, keys=[1], to="edge", strategy="magic"), "'magic'", "live")
+    mentions(lambda: live.drain("average"), "'average'", f"{OPERATOR}@cloud#1")
+    mentions(lambda: tiercel.Producer(live.place, "nothing", name="x"), "'nothing'", INPUT)
+    mentions(lambda: tiercel.Subscriber(live.place, "nothing"), "'nothing'", f"{OPERATOR}.out")
+    mentions(lambda: tiercel.Producer(live.place, f"{OPERATOR}.out", name="x"), OPERATOR)
+    mentions(lambda: beside.averages.producer("x"), f"{OPERATOR}.out", "live.stream")
+    for of in (readings.filter(bool), readings.dead_letters, beside.averages.dead_letters):
+        mentions(lambda of=of: of.dead_letters, of.name, "the output of an operator")  # type: ignore[misc]
+    mentions(lambda: readings.dead_letters.producer("x"), f"{INPUT}/dead", "which a feed writes")
+    mentions(
+        lambda: tiercel.Producer(live.place, f"{INPUT}/dead", name="x"), f"the feeds of '{INPUT}'", INPUT
+    )
+    mentions(lambda: readings.producer("cloud"), "'cloud'", "name")
     missing = live.place.directory / "nowhere"
     says(lambda: tiercel.Producer(missing, INPUT, name="x"), str(missing), "storage")  # type: ignore[arg-type]
 
@@ -322,22 +340,22 @@ def test_moves_that_make_no_sense_are_refused(beside: Beside) -> None:
     def move(**options: Any) -> Callable[[], Any]:
         return lambda: live.move(OPERATOR, to="edge", **options)
 
-    says(move(), "keys=, slots= or source=")
-    says(move(keys=[]), "at least one")
-    says(move(keys="car"), "keys='car'", "keys=['car']")
-    says(move(keys=7), "keys=7", "keys=[7]")
-    says(move(keys=["car"]), "sensor", "'car'", "bigint")
-    says(move(keys=[(1, 2)]), "2 columns", "sensor")
-    says(move(slots=[-1]), "-1", "0 to 4095")
-    says(move(slots=[4096]), "4096", "0 to 4095")
-    says(move(keys=[1], slots=[1]), "one of them")
-    says(move(keys=[1], retries=-1, source=""), "-1", "retries")
-    says(move(keys=[1], deadline_s=-1), "-1000", "deadline")
-    says(lambda: live.scale(OPERATOR, {"cloud": -1}), "-1", "0 or more")
-    says(lambda: live.scale(OPERATOR, {"cloud": 0}), "at least one")
-    says(lambda: live.scale(OPERATOR, 3), "3", '{"cloud": 2}')  # type: ignore[arg-type]
-    says(lambda: live.scale(OPERATOR, {"cloud": 1}, strategy="magic"), "'magic'", "live")
-    says(lambda: beside.averages.subscribe(after=-1), "-1")
+    mentions(move(), "keys=, slots= or source=")
+    mentions(move(keys=[]), "at least one")
+    mentions(move(keys="car"), "keys='car'", "keys=['car']")
+    mentions(move(keys=7), "keys=7", "keys=[7]")
+    mentions(move(keys=["car"]), "sensor", "'car'", "bigint")
+    mentions(move(keys=[(1, 2)]), "2 columns", "sensor")
+    mentions(move(slots=[-1]), "-1", "0 to 4095")
+    mentions(move(slots=[4096]), "4096", "0 to 4095")
+    mentions(move(keys=[1], slots=[1]), "one of them")
+    mentions(move(keys=[1], retries=-1, source=""), "-1", "retries")
+    mentions(move(keys=[1], deadline_s=-1), "-1000", "deadline")
+    mentions(lambda: live.scale(OPERATOR, {"cloud": -1}), "-1", "0 or more")
+    mentions(lambda: live.scale(OPERATOR, {"cloud": 0}), "at least one")
+    mentions(lambda: live.scale(OPERATOR, 3), "3", '{"cloud": 2}')  # type: ignore[arg-type]
+    mentions(lambda: live.scale(OPERATOR, {"cloud": 1}, strategy="magic"), "'magic'", "live")
+    mentions(lambda: beside.averages.subscribe(after=-1), "-1")
 
 
 def test_a_key_that_is_there_already_stays_and_no_move_is_made(beside: Beside) -> None:
@@ -351,9 +369,11 @@ def test_a_key_that_is_there_already_stays_and_no_move_is_made(beside: Beside) -
 
 def test_nothing_is_declared_once_it_runs(beside: Beside) -> None:
     live, readings = beside.live, beside.readings
-    says(lambda: live.stream("late", ROWS, key="car"), "runs already", "start again")
-    says(lambda: readings.transform_with_state(RunningAverage(), OUTPUT_SCHEMA, name="late"), "runs already")
-    says(lambda: readings.filter(bool).subscribe(), "runs already")
+    mentions(lambda: live.stream("late", ROWS, key="car"), "runs already", "start again")
+    mentions(
+        lambda: readings.transform_with_state(RunningAverage(), OUTPUT_SCHEMA, name="late"), "runs already"
+    )
+    mentions(lambda: readings.filter(bool).subscribe(), "runs already")
 
 
 def test_too_few_slots_are_said_before_anything_starts(
@@ -564,8 +584,10 @@ def test_rows_that_user_code_refuses_are_dead_letters_and_the_others_go_on(
             for seq, n in ((3, 6), (13, 13))  # the number that the refused row would have had
             for reason in (
                 f"LookupError: no luck with {seq}",
-                "BadRow: column n: 'many' (str)\nexpected: bigint",
-                f"BadRow: output ('a', {n}) (tuple)\nexpected: a Row with the columns: car, n",
+                "BadRow: column n: 'many' (str)\nexpected: bigint\n"
+                "hint: change what is yielded, or the output schema",
+                f"BadRow: output ('a', {n}) (tuple)\nexpected: a Row with the columns: car, n\n"
+                "hint: yield Row(car=..., n=...)",
             )
         ]
         assert {tuple(letter.row.key) for letter in letters} == {tuple(counts.columns.key_of(("a", 0)))}
@@ -575,6 +597,74 @@ def test_rows_that_user_code_refuses_are_dead_letters_and_the_others_go_on(
         assert [found.row.n for found in read_all(counts, 14)] == list(range(1, 15))
         assert [found.row.n for found in read_all(flaky, 20)] == list(range(1, 21))
         assert read_all(flaky.dead_letters, 0) == []
+
+
+def without_letters(storage: Path) -> None:
+    """As a version that had no dead letters of feeds has left it."""
+    path = storage / "deployment.json"
+    manifest = json.loads(path.read_bytes())
+    for streams in (manifest["streams"], manifest["topology"]["streams"]):
+        assert streams.pop("cars/dead")
+        for facts in streams.values():
+            facts.pop("letters_of", None)
+            facts.pop("letters", None)
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def test_rows_of_a_feed_that_do_not_fit_are_dead_letters_of_its_stream_also_on_older_storage(
+    spark: SparkSession, beside: Beside, tmp_path: Path
+) -> None:
+    storage, schema = tmp_path / "storage", "car string not null, seq int"
+    for older in (True, False):
+        with tiercel.start(spark, ["cloud", "edge"], storage) as live:
+            cars = live.stream("cars", schema, key="car")
+            dotted = live.stream("cars.dead", ROWS, key="car")  # who has such a stream keeps it
+            counts = cars.transform_with_state(Count(), "car string, n long", name="count")
+            dotted.transform_with_state(Count(), "car string, n long", name="others")
+            mentions(
+                lambda cars=cars: cars.dead_letters.transform_with_state(Count(), ROWS),  # type: ignore[misc]
+                "'cars/dead'",
+                "dead_letters.subscribe()",
+            )
+            if older:
+                with cars.producer("p") as producer:
+                    producer.send(("a", 1))
+            else:
+                (tmp_path / "rows").mkdir()
+                rows = [
+                    {"car": "a", "seq": 2},
+                    {"seq": 3},
+                    {"car": "b", "seq": 1 << 40},
+                    {"car": "a", "seq": 4},
+                ]
+                (tmp_path / "rows" / "1.json").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+                frame = spark.readStream.schema(ROWS).json(str(tmp_path / "rows"))
+                feed = cars.feed(frame, name="trips", site="edge", trigger="availableNow")
+                live.deploy()
+                assert feed.wait(600)
+                letters = read_all(cars.dead_letters, 2)
+                query = (
+                    cars.dead_letters.dataframe().writeStream.format("memory").queryName("letters").start()
+                )
+                query.processAllAvailable()
+                query.stop()
+            good = 1 if older else 3
+            assert [found.row.n for found in read_all(counts, good)] == list(range(1, good + 1))
+        if older:
+            without_letters(storage)
+    key = cars.columns.key_of(("b", 0))
+    expected = [
+        ("column car: None (NoneType)\nexpected: string not null", None, 2, '{"car":null,"seq":3}'),
+        (
+            "column seq: 1099511627776 (int)\nexpected: int: -2147483648 to 2147483647",
+            key,
+            3,
+            '{"car":"b","seq":1099511627776}',
+        ),
+    ]
+    assert [tuple(found.row) for found in letters] == [(*letter, "trips", 0, 0) for letter in expected]
+    assert [tuple(row) for row in spark.table("letters").collect()] == [tuple(found.row) for found in letters]
+    assert len({found.id for found in letters}) == 2
 
 
 def test_an_init_that_fails_only_where_it_runs_is_told(

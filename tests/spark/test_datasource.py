@@ -166,7 +166,7 @@ def test_entries_that_are_no_longer_kept_are_named(spark: SparkSession, tmp_path
         assert 5 <= len(kept) < 100
 
 
-def test_a_feed_brings_each_row_once_though_tasks_fail_and_sets_aside_what_does_not_fit(
+def test_a_feed_brings_each_row_once_though_tasks_fail_and_each_misfit_as_one_dead_letter(
     spark: SparkSession, deployment: Averages, tmp_path: Path
 ) -> None:
     def fails_at_first(batches: Iterator[Any]) -> Iterator[Any]:
@@ -192,18 +192,25 @@ def test_a_feed_brings_each_row_once_though_tasks_fail_and_sets_aside_what_does_
     for batch in (0, 1):
         lines = [json.dumps(reading(f"s{n % SENSORS}", n)) for n in range(1000 * batch, 1000 * batch + 1000)]
         lines.append(json.dumps(reading("s0", 1 << 40)))  # the stream's n is an int
+        lines.append(json.dumps(reading("", 7) | {"sensor": None}))  # and its key is never null
         (rows / f"{batch}.json").write_text("\n".join(lines))
-        run_all(frame, "tiercel", tmp_path / "checkpoint", **options)
+        run_all(frame, "tiercel", tmp_path / "checkpoint", queryName="trips", **options)
     deployment.wait_for(2000)
     assert sorted(row["n"] for row in deployment.averages()) == list(range(2000))
     [feed] = [Feed(deployment.place, path.name) for path in deployment.place.feeds.iterdir()]
     plans = [feed.plan(0), feed.plan(1)]
-    assert [(plan.done, plan.rows, plan.bad) for plan in plans if plan] == [(True, 1000, 1)] * 2
-    bad = [
-        json.loads(line) for path in feed.directory.glob("bad-*") for line in path.read_text().splitlines()
-    ]
-    assert [line["row"]["n"] for line in bad] == [1 << 40] * 2
-    assert "column n" in bad[0]["reason"]
+    assert [(plan.done, plan.rows, plan.bad) for plan in plans if plan] == [(True, 1000, 2)] * 2
+    where = spark.read.format("tiercel").options(storage=options["storage"], stream=f"{INPUT}/dead")
+    letters = where.option("identity", "true").load().orderBy("batch", "key").collect()
+    assert [json.loads(letter.row)["n"] for letter in letters] == [7, 1 << 40] * 2
+    assert [json.loads(letter.row)["sensor"] for letter in letters] == [None, "s0"] * 2
+    assert [letter.reason.partition(":")[0] for letter in letters] == ["column sensor", "column n"] * 2
+    key = deployment.columns.key_of(("s0", 0, 0, 0.0))
+    assert [letter.key and bytes(letter.key) for letter in letters] == [None, key] * 2
+    assert [(letter.feed, letter.batch) for letter in letters] == [("trips", batch) for batch in (0, 0, 1, 1)]
+    assert len({(letter.batch, letter.partition, letter.offset) for letter in letters}) == 4
+    assert all(letter.partition in (0, 1) and 1 <= letter.offset <= 1002 for letter in letters)
+    assert len({letter._tiercel_id for letter in letters}) == 4
 
 
 def test_a_writers_commit_that_is_repeated_changes_nothing(spark: SparkSession, deployment: Averages) -> None:
@@ -234,6 +241,12 @@ def test_a_dataframe_is_written_once_and_rows_that_do_not_fit_may_fail_it(
     large = frame.limit(1).withColumn("n", f.lit(1 << 40))
     with pytest.raises(PySparkException, match="column n"):
         large.write.format("tiercel").mode("append").options(badRows="fail", **into).save()
+    assert deployment.letters() == []
+    for _ in range(2):  # a job that is run again adds no dead letter twice either
+        large.write.format("tiercel").mode("append").options(batchId="monday", **into).save()
+    [letter] = deployment.letters()
+    assert (letter["feed"], letter["offset"]) == (f"batch-{INPUT}|monday", 1)
+    assert json.loads(letter["row"])["n"] == 1 << 40
 
 
 def test_a_job_that_is_run_again_under_its_batch_id_adds_nothing_twice(

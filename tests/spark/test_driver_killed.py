@@ -31,6 +31,7 @@ def write_files(directory: Path) -> list[tuple[str, int, int, str]]:
             state[car] = count + 1, chained(chain, seq)
             expected.append((car, seq, *state[car]))
             lines.append(json.dumps({"car": car, "seq": seq}))
+        lines.insert(n, json.dumps({"seq": -n}))  # its key is missing
         path = directory / f"{n:03}.json"
         path.write_text("\n".join(lines), encoding="utf-8")
         os.utime(path, (1_700_000_000 + n, 1_700_000_000 + n))  # Spark reads the oldest first
@@ -75,7 +76,9 @@ def run(directory: Path, moment: Callable[[], bool]) -> subprocess.Popen[bytes]:
     raise AssertionError((directory / "driver.log").read_text(encoding="utf-8")[-3000:])
 
 
-def test_the_sink_holds_each_row_once_and_in_order(tmp_path: Path) -> None:
+def test_the_sink_holds_each_row_once_and_in_order_and_each_misfit_is_one_dead_letter(
+    tmp_path: Path,
+) -> None:
     expected = write_files(tmp_path / "files")
     for checkpoint, nth in (("feed", 2), ("out", 2)):
         process = run(tmp_path, mid_batch(tmp_path / checkpoint, nth))
@@ -86,3 +89,15 @@ def test_the_sink_holds_each_row_once_and_in_order(tmp_path: Path) -> None:
     assert process.returncode == 0
     found = json.loads((tmp_path / driver.FOUND).read_text(encoding="utf-8"))
     assert sorted(map(tuple, found)) == expected
+    letters = json.loads((tmp_path / driver.LETTERS).read_text(encoding="utf-8"))
+    assert sorted(letters, key=lambda letter: letter[4]) == [  # one file is one batch of one partition
+        [
+            "column car: None (NoneType)\nexpected: string not null",
+            None,
+            n + 1,
+            f'{{"car":null,"seq":{-n}}}',
+            n,
+            0,
+        ]
+        for n in range(FILES)
+    ]

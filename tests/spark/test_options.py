@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from tiercel.errors import UserError
 from tiercel.runtime.place import Manifest, Place, StreamFacts
 from tiercel.spark.datasource import Streams
 from tiercel.spark.feed import column_names, python_rows
+from tiercel.spark.metrics_source import SCHEMA as METRICS
 from tiercel.spark.metrics_source import Metrics
-from tiercel.spark.schema import Columns, parse_ddl
+from tiercel.spark.schema import FEED_LETTER_SCHEMA, Columns, parse_ddl
 from tiercel.spark.state_source import State, key_columns, variables
+from tiercel.spark.streams import _FOLD_OPTIONS
 
 READING = "sensor string not null, n int, value double"
 
@@ -28,6 +31,7 @@ def place(tmp_path: Path) -> Place:
     streams = {
         INPUT: StreamFacts(parse_ddl(READING).json(), ("sensor",), sites=(SITE,)),
         OUTPUT: StreamFacts(parse_ddl("average double").json(), (), written_by="average"),
+        f"{INPUT}/dead": StreamFacts(parse_ddl("reason string").json(), (), letters_of=INPUT),
     }
     place = Place(tmp_path)
     place.write(Manifest("test", topology(1), streams))
@@ -107,6 +111,7 @@ def test_a_batch_id_is_for_dataframes_without_a_query_and_names_a_directory(plac
     ("more", "overwrite", "said"),
     [
         ({"stream": OUTPUT}, False, "'averages' is written by the operator 'average'"),
+        ({"stream": f"{INPUT}/dead"}, False, "is written by the feeds of 'readings'"),
         ({"stream": INPUT}, True, "a stream cannot be overwritten"),
         ({"stream": INPUT, "badRows": "drop"}, False, "badRows = 'drop'\nexpected: dead-letter or fail"),
     ],
@@ -182,6 +187,17 @@ def test_state_and_metrics_name_what_is_missing(place: Place) -> None:
         State({"storage": str(place.directory)}).schema()
     with pytest.raises(UserError, match="holds no deployment"):
         Metrics({"storage": str(place.directory / "elsewhere")}).schema()
+
+
+def test_the_guide_lists_every_column_of_the_metrics_and_of_dead_letters_and_every_option_of_a_fold() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
+    listed = {
+        name: {cell for line in table.splitlines() for cell in re.findall("`(\\w+)`", line.split("|")[1])}
+        for name, table in re.findall(r"\| ((?:column|option) of .*?) \|.*?\n((?:\|.*\n)+)", guide)
+    }
+    assert listed["column of `tiercel-metrics`"] == set(parse_ddl(METRICS).names)
+    assert listed["column of a feed's dead letters"] == set(parse_ddl(FEED_LETTER_SCHEMA).names)
+    assert listed["option of `fold`"] == {"name", *_FOLD_OPTIONS}
 
 
 def test_every_kind_of_state_is_shown_as_json() -> None:

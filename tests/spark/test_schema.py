@@ -204,7 +204,7 @@ def test_values_that_lose_nothing_are_taken() -> None:
 def test_good_and_bad_rows_of_a_batch_are_told_apart() -> None:
     packed, refused = Columns(DDL, "car", "at").pack_all([ROW, {**ROW, "n": "x"}, ROW])
     assert len(packed) == 2
-    assert [(row["n"], type(reason)) for row, reason in refused] == [("x", BadRow)]
+    assert [(place, row["n"], type(reason)) for place, row, reason in refused] == [(1, "x", BadRow)]
 
 
 def test_equal_numbers_are_one_key() -> None:

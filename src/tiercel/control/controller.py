@@ -142,9 +142,11 @@ class Controller:
         """New instances take over from one that died, each a share of its slots; returns the wish's name."""
         operator = self.topology.operator(operator_of(instance))
         if operator.name in self.scales:
-            raise InvalidRequest(f"{operator.name!r} is being scaled", "wait until that has ended")
+            what = f"{operator.name!r} is being scaled"
+            raise InvalidRequest(what, "expected an operator at rest", "wait until that has ended")
         if any(known.instance == instance for known in self.recoveries.values()):
-            raise InvalidRequest(f"{instance!r} is being recovered")
+            what = f"{instance!r} is being recovered"
+            raise InvalidRequest(what, "expected one recovery at a time", "wait until that has ended")
         step = Step(now_ms)
         name = f"r{self.next_id}"
         self.next_id += 1

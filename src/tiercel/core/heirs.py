@@ -56,9 +56,12 @@ def _check(router: MoveDesk, request: m.Succession) -> Inbox:
     router.topology.operator(operator_of(request.instance))
     inbox = router.inboxes[operator_of(request.instance)]
     if request.instance not in inbox.readers:
-        raise InvalidRequest(f"{request.instance!r} is no instance of this site")
+        what = f"{request.instance!r} is no instance of this site"
+        known = ", ".join(sorted(inbox.readers))
+        raise InvalidRequest(what, f"expected one of: {known}", "status shows where each one runs")
     if request.instance in inbox.heirs:
-        raise InvalidRequest(f"{request.instance!r} is itself still taking over", "ask again later")
+        what = f"{request.instance!r} is itself still taking over"
+        raise InvalidRequest(what, "expected an instance with a checkpoint of its own", "ask again later")
     for heir in request.heirs:
         stranger = operator_of(heir) != inbox.name or site_of(heir) != router.site
         if stranger or heir in inbox.readers or inbox.kept_out(heir):
@@ -73,9 +76,10 @@ def _check(router: MoveDesk, request: m.Succession) -> Inbox:
     moving += [a.move for a in router.arrivals.values() if a.destination == request.instance]
     if moving:
         what = f"{request.instance!r} takes part in move {moving[0]!r}"
-        raise InvalidRequest(what, "wait until it has ended")
+        raise InvalidRequest(what, "expected one that takes part in none", "wait until it has ended")
     if inbox.pauses:
-        raise InvalidRequest(f"{inbox.name!r} is being restarted", "wait until that has ended")
+        what = f"{inbox.name!r} is being restarted"
+        raise InvalidRequest(what, "expected an operator that runs", "wait until that has ended")
     return inbox
 
 

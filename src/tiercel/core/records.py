@@ -177,7 +177,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One row that an operator emitted; (operator, key, epoch, offset, n) is its identity."""
 
     offset: int
-    key: Key  # of the operator that emitted it
+    key: Key  # of the operator that emitted it; of rows that feeds refused: their producer
     epoch: int
     n: int
     row: Row  # (key for the next operator, event time, payload)

@@ -23,6 +23,7 @@ class Stream(msgspec.Struct, frozen=True):
     producers: dict[str, str] = {}  # those that give watermarks -> their site; all are waited for
     delay_ms: int | None = None  # watermark = newest event time seen by a site - this; None: producers say
     idle_ms: int | None = None  # a site without rows of it for so long is not waited for; None: it is
+    letters: bool = False  # its log holds what producers send, not what an operator emits: rows feeds refused
 
 
 class Operator(msgspec.Struct, frozen=True):

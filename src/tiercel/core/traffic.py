@@ -36,11 +36,20 @@ class Traffic(EventTime):
                     mark = max([row[1] for row in message.rows]) - facts.delay_ms
                 if self.mutant == "late-for-each-other":
                     self.promise_source(step, message.stream, source, mark)
-            if message.rows:
+            if facts is not None and facts.letters:
+                self.log_produced(step, message)
+            elif message.rows:
                 self.take_in(step, message.stream, message.rows, initial=message.initial)
             if mark is not None:
                 self.promise_source(step, message.stream, source, mark)
         self.acknowledge_producer(step, sender, message.producer, message.stream)
+
+    def log_produced(self, step: Step, message: m.Produce) -> None:
+        """Rows that no operator reads, as they are; producer, frame and place are their identity."""
+        source = message.producer.encode()
+        outputs = [Output(message.seq, source, 0, n, row) for n, row in enumerate(message.rows)]
+        if outputs:
+            self.log_outputs(step, message.stream, outputs)
 
     def acknowledge_producer(self, step: Step, to: str, producer: str, stream: str) -> None:
         """The mark is held back while a reader is too far behind: that is what slows a producer down."""

@@ -54,14 +54,21 @@ def site_for(manifest: Manifest, stream: str, site: str) -> str:
     facts = manifest.streams.get(stream)
     if facts is None:
         raise _unknown_stream(manifest, stream)
-    if facts.written_by:
-        what = f"the stream {stream!r} is written by the operator {facts.written_by!r}"
-        raise UserError(what, expected="a stream that producers write")
+    if facts.writer:
+        what = f"the stream {stream!r} is written by {facts.writer}"
+        raise UserError(what, expected="a stream that producers write", hint=writable_hint(manifest))
     open_sites = facts.sites or tuple(manifest.topology.sites)
     if site and site not in open_sites:
         what = f"the stream {stream!r} takes no rows at site {site!r}"
-        raise UserError(what, expected=f"one of: {', '.join(open_sites)}")
+        hint = "sites are named once, where a deployment starts"
+        raise UserError(what, expected=f"one of: {', '.join(open_sites)}", hint=hint)
     return site or open_sites[0]
+
+
+def writable_hint(manifest: Manifest) -> str:
+    """Which streams producers and feeds may write."""
+    found = sorted(name for name, facts in manifest.streams.items() if not facts.writer)
+    return f"producers and feeds write {', '.join(found) or '(there is none)'}"
 
 
 def home_of(manifest: Manifest, stream: str) -> str:

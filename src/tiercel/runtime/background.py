@@ -227,7 +227,8 @@ class Client(ABC):
         """Raise what makes every further call senseless."""
         if self._closed:
             what = f"{self._name} is closed"
-            raise UserError(what, expected="calls before close(), and before its deployment ends")
+            expected = "calls before close(), and before its deployment ends"
+            raise UserError(what, expected=expected, hint="make another one when the deployment runs")
         if isinstance(self._refusal, Mistrusted):
             what = f"the router of site {self._site!r} has another secret than {self._name!r}"
             hint = "give the directory that the deployment runs in, not a copy of it"

@@ -44,7 +44,7 @@ Pack = Callable[[list[Any]], list[Row]]
 class Frame:
     """Rows that get one number; `whole`: none may be added, and nothing is left to pack."""
 
-    __slots__ = ("initial", "rows", "size", "watermark_ms", "whole")
+    __slots__ = ("initial", "rows", "size", "stream", "watermark_ms", "whole")
 
     def __init__(
         self,
@@ -54,12 +54,14 @@ class Frame:
         *,
         initial: bool = False,
         whole: bool = False,
+        stream: str = "",
     ) -> None:
         self.rows = rows
         self.size = size  # bytes, about
         self.watermark_ms = watermark_ms
         self.initial = initial
         self.whole = whole
+        self.stream = stream  # not the producer's own
 
 
 class Producer(Client):
@@ -124,14 +126,21 @@ class Producer(Client):
         return self._submitted
 
     def send_frame(
-        self, seq: int, rows: Sequence[Row], *, watermark_ms: int | None = None, initial: bool = False
+        self,
+        seq: int,
+        rows: Sequence[Row],
+        *,
+        watermark_ms: int | None = None,
+        initial: bool = False,
+        stream: str = "",
     ) -> None:
         """Exactly this frame under this number, for whoever can repeat it: one that was sent is dropped.
 
-        `watermark_ms` promises later event times; `initial` rows are a key's first state, not tuples.
+        `watermark_ms` promises later event times; `initial` rows are a key's first state, not tuples. With
+        `stream` the rows are those of another one: a feed's frames and its dead letters are numbered as one.
         """
         self.connect()
-        frame = Frame(checked_rows(rows), 0, watermark_ms, initial=initial, whole=True)
+        frame = Frame(checked_rows(rows), 0, watermark_ms, initial=initial, whole=True, stream=stream)
         self._bell.until(lambda: self._offer_frame(seq, frame), None)
 
     async def send_frame_async(
@@ -262,7 +271,8 @@ class Producer(Client):
                 rows = self._pack(rows)
             elif self._joins and not frame.initial:
                 rows = join(rows)
-            effects += machine.submit(self._stream, rows, frame.watermark_ms, initial=frame.initial)
+            stream = frame.stream or self._stream
+            effects += machine.submit(stream, rows, frame.watermark_ms, initial=frame.initial)
         return effects
 
 

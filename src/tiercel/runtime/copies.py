@@ -148,6 +148,7 @@ def views(processes: Path) -> Iterator[dict[str, StoreView]]:
             if attempt == TRIES:
                 raise UserError(
                     f"the processes of {processes.parent} do not come to fit together: {misfits[0]}",
+                    expected="a moment at which what each has stored fits what the others have",
                     hint="stop the deployment, or run it with backup=",
                 )
             time.sleep(PAUSE_S)

@@ -47,22 +47,34 @@ class StagedFile(msgspec.Struct, frozen=True):
     file: str
     frames: int
     rows: int
-    bad: int = 0  # rows that did not fit and were set aside
+    bad: int = 0  # rows that did not fit: dead letters
     newest_ms: int = ABSENT_WATERMARK  # of its rows' event times
+    bad_file: str = ""  # where those are
+    bad_frames: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How a batch is published: these files in this order, their frames numbered from `first` on."""
+    """How a batch is published: these files in this order, their frames numbered from `first` on.
+
+    Dead letters go first: the router slows a feed down by what it says of the last frame, and of dead
+    letters, which nobody has to process, it says at once that they are safe.
+    """
 
     stream: str
     site: str
     first: int
     files: list[StagedFile]
     done: bool = False
+    letters: str = ""  # the stream of the rows that did not fit
 
     @property
     def frames(self) -> int:
-        return sum(file.frames for file in self.files)
+        return sum(file.frames + file.bad_frames for file in self.files)
+
+    def parts(self) -> Iterator[tuple[str, str, int]]:
+        """(stream, file, how many frames), in the order of the numbers."""
+        yield from ((self.letters, file.bad_file, file.bad_frames) for file in self.files if file.bad_frames)
+        yield from ((self.stream, file.file, file.frames) for file in self.files)
 
     @property
     def rows(self) -> int:
@@ -102,14 +114,18 @@ class Stage:
             self._write(self._rows[:FRAME_ROWS_MAX])
             del self._rows[:FRAME_ROWS_MAX]
 
-    def finish(self, bad: int = 0) -> StagedFile:
+    def finish(self, letters: StagedFile | None = None) -> StagedFile:
+        """`letters`: what was staged of the rows that did not fit."""
         if self._rows:
             self._write(self._rows)
         with self._file as file:
             _force(file)
         self._draft.replace(self._path)
         _force_directory(self._path.parent)
-        return StagedFile(self._partition, self._path.name, self._frames, self._count, bad, self._newest_ms)
+        bad = (0, "", 0) if letters is None else (letters.rows, letters.file, letters.frames)
+        return StagedFile(
+            self._partition, self._path.name, self._frames, self._count, bad[0], self._newest_ms, *bad[1:]
+        )
 
     def abandon(self) -> None:
         self._file.close()
@@ -152,17 +168,19 @@ class Feed:
     def staging(self, batch: int) -> Path:
         return self.directory / str(batch)
 
-    def bad_rows(self, batch: int, partition: int) -> Path:
-        return self.directory / f"bad-{batch}-{partition}.jsonl"
-
     def plan(self, batch: int) -> Plan | None:
         try:
             return msgspec.json.decode(self._plan_path(batch).read_bytes(), type=Plan)
         except FileNotFoundError:
             return None
 
-    def publish(self, batch: int, stream: str, site: str, files: Sequence[StagedFile]) -> Plan:
-        """Send a batch, unless that has been done; returns when all of it is safe."""
+    def publish(
+        self, batch: int, stream: str, site: str, files: Sequence[StagedFile], letters: str = ""
+    ) -> Plan:
+        """Send a batch, unless that has been done; returns when all of it is safe.
+
+        Rows that did not fit go to the stream `letters`.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         plan = self.plan(batch)
         if plan is None or not plan.done:
@@ -171,7 +189,8 @@ class Feed:
             ) as producer:
                 if plan is None:
                     ordered = sorted(files, key=lambda file: file.partition)
-                    plan = self._decide(batch, Plan(stream, site, producer.acknowledged + 1, ordered))
+                    made = Plan(stream, site, producer.acknowledged + 1, ordered, letters=letters)
+                    plan = self._decide(batch, made)
                 self._send(producer, batch, plan)
                 _wait(producer)
             plan = msgspec.structs.replace(plan, done=True)
@@ -180,11 +199,11 @@ class Feed:
         return plan
 
     def forget(self) -> None:
-        """A batch of its own is never repeated: only rows that were set aside are kept."""
+        """A batch of its own is never repeated."""
         for plan in self.directory.glob("*.json"):
             plan.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self.directory.rmdir()  # unless there are such rows
+            self.directory.rmdir()
 
     def drop(self, batch: int) -> None:
         """The batch has failed. What was planned may be out in part already, and stays to be repeated."""
@@ -213,21 +232,22 @@ class Feed:
             raise UserError(
                 f"the router of site {plan.site!r} knows {known} frames of this feed, but batch {batch} "
                 f"begins with frame {plan.first}: its log has lost what it had acknowledged",
+                expected=f"a router that knows frame {plan.first - 1}",
                 hint="durability='disk' survives a power loss; a new checkpoint location begins a new feed",
             )
         facts = self.place.manifest().topology.streams.get(plan.stream)
         delay_ms = None if facts is None else facts.delay_ms
         seq, end = plan.first, plan.first + plan.frames - 1
-        for staged in plan.files:
-            path = self.staging(batch) / staged.file
-            last = seq + staged.frames - 1
+        for stream, file, frames in plan.parts():
+            path = self.staging(batch) / file
+            last = seq + frames - 1
             if last > known:
                 skip = max(0, known - seq + 1)
                 for number, rows in enumerate(read_frames(path, skip), seq + skip):
                     mark = None
-                    if delay_ms is not None:  # as in Spark, rows of a batch are not late for each other
-                        mark = plan.newest_ms - delay_ms if number == end else ABSENT_WATERMARK
-                    producer.send_frame(number, rows, watermark_ms=mark)
+                    if delay_ms is not None and stream == plan.stream:  # as in Spark, rows of a batch
+                        mark = plan.newest_ms - delay_ms if number == end else ABSENT_WATERMARK  # share one
+                    producer.send_frame(number, rows, watermark_ms=mark, stream=stream)
             seq = last + 1
 
     def _tidy(self, batch: int) -> None:

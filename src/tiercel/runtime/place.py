@@ -48,6 +48,19 @@ class StreamFacts(msgspec.Struct, frozen=True):
     sites: tuple[str, ...] = ()  # where producers may connect
     written_by: str = ""  # the operator that writes it; empty: producers and feeds
     images: bool = False  # an operator's initial state as it was stored elsewhere
+    letters_of: str = ""  # a declared stream: this one holds the rows that its feeds refused
+
+    @property
+    def writer(self) -> str:
+        """Who alone writes it, for messages; empty: producers and feeds."""
+        if self.letters_of:
+            return f"the feeds of {self.letters_of!r}"
+        return f"the operator {self.written_by!r}" if self.written_by else ""
+
+
+def letters_of(stream: str) -> str:
+    """The stream with the rows that feeds of a stream refused: a name that nobody can declare."""
+    return f"{stream}/dead"
 
 
 class VariableFacts(msgspec.Struct, frozen=True):
@@ -150,7 +163,10 @@ class Place:
             raise UserError(what, expected="the storage directory of a deployment", hint=_HINT) from error
         except (OSError, msgspec.DecodeError) as error:
             what = f"{path} cannot be read: {error}"
-            raise UserError(what, expected="the manifest of a deployment") from error
+            hint = (
+                "it was damaged, or is no deployment's: restore it from a backup, or choose another directory"
+            )
+            raise UserError(what, expected="the manifest of a deployment", hint=hint) from error
         if found.format != FORMAT:
             what = f"{path} has format {found.format}"
             raise UserError(what, expected=f"format {FORMAT}", hint="use the version that wrote it")

@@ -119,22 +119,32 @@ class Border:
 
     def output_row(self, key: Key, output: Any) -> CoreRow:
         output = self._arranged(output)
-        if self._unkeyed:
-            return (key, 0, self._encoded(output))
-        internal = self._check(tuple(output))
-        return (
-            key if self._key_of is None else self._key_of(internal),
-            0 if self._time_of is None else self._time_of(internal),
-            encode_payload(internal),
-        )
+        try:
+            if self._unkeyed:
+                return (key, 0, self._encoded(output))
+            internal = self._check(tuple(output))
+            return (
+                key if self._key_of is None else self._key_of(internal),
+                0 if self._time_of is None else self._time_of(internal),
+                encode_payload(internal),
+            )
+        except BadRow as error:
+            raise self._misfit(error) from None
 
     def output_rows(self, key: Key, outputs: Iterator[Any]) -> Iterable[CoreRow]:
         """What one call gave: in runs, where all of it has the same key and no time of its own."""
         if not self._unkeyed:
             return map(self.output_row, repeat(key), outputs)
         arranged, checked = self._arranged, self._checked
-        made = [checked(arranged(output)) for output in outputs]
+        try:
+            made = [checked(arranged(output)) for output in outputs]
+        except BadRow as error:
+            raise self._misfit(error) from None
         return [(key, 0, payload) for payload in encode_rows(made)]
+
+    def _misfit(self, error: BadRow) -> BadRow:
+        hint = error.hint or "change what is yielded, or the output schema"
+        return BadRow(error.what, expected=error.expected, hint=hint)
 
     def _arranged(self, output: Any) -> Any:
         """Columns by name, as Spark takes them: a missing one is null, one too many is left out."""
@@ -142,7 +152,9 @@ class Border:
             fields = output.__fields__
         except AttributeError:
             what = f"output {output!r:.80} ({type(output).__name__})"
-            raise BadRow(what, expected=f"a Row with the columns: {', '.join(self._output_names)}") from None
+            names = ", ".join(self._output_names)
+            hint = f"yield Row({', '.join(f'{name}=...' for name in self._output_names)})"
+            raise BadRow(what, expected=f"a Row with the columns: {names}", hint=hint) from None
         if fields == self._output_names:
             return output
         values = dict(zip(fields, output, strict=False))

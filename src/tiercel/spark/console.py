@@ -202,7 +202,11 @@ class Console:
         """Whether it is still being carried out; an error if its router refused."""
         reason = self._controller.refused.get(recovery)
         if reason is not None:
-            raise UserError(f"it cannot be taken over: {reason}", hint="Spark starts it again by itself")
+            what, expected = (
+                f"it cannot be taken over: {reason}",
+                "a dead instance that nothing else waits for",
+            )
+            raise UserError(what, expected=expected, hint="Spark starts it again by itself")
         return recovery in self._controller.recoveries
 
     def scaling(self, operator: str) -> bool:

@@ -18,8 +18,8 @@ Not responsible for: reading (stream_reader.py), writing (feed.py), the formats 
     site                where a feed enters; default: the first that the stream allows
     batchId             of a DataFrame that is written without a query: a name that no other batch of the
                         stream has; a job that is run again under it adds nothing twice
-    badRows             dead-letter (default): rows that do not fit are set aside in the storage
-                        directory, feeds/QUERY/bad-BATCH-PARTITION.jsonl; fail: they fail the query
+    badRows             dead-letter (default): rows that do not fit go to the stream's dead letters,
+                        the stream STREAM/dead; fail: they fail the query
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tiercel.errors import UserError
+from tiercel.runtime.arguments import writable_hint
+from tiercel.runtime.place import letters_of
 from tiercel.spark.feed import DEAD_LETTER, FAIL, FeedOnceWriter, FeedWriter, Target, column_names
 from tiercel.spark.metrics_source import Metrics
 from tiercel.spark.options import EARLIEST, LATEST, Options, facts_of
@@ -102,7 +104,7 @@ class Streams(DataSource):
         return Wanted(
             place,
             stream,
-            facts.written_by,
+            facts.written_by or stream,
             Columns.of(facts),
             options.flag("identity"),
             options.offset("startingOffset", EARLIEST),
@@ -115,14 +117,18 @@ class Streams(DataSource):
         place = options.place()
         stream = options.needed("stream", "the name of a stream")
         facts = facts_of(place, stream)
-        if facts.written_by:
-            what = f"the stream {stream!r} is written by the operator {facts.written_by!r}"
-            raise UserError(what, expected="a stream that producers and feeds write")
+        if facts.writer:
+            what = f"the stream {stream!r} is written by {facts.writer}"
+            hint = writable_hint(place.manifest())
+            raise UserError(what, expected="a stream that producers and feeds write", hint=hint)
         if overwrite:
             what = "a stream cannot be overwritten"
             raise UserError(what, expected='mode("append"), or outputMode("append") or ("update")')
         site = options.text("site") or (facts.sites[0] if facts.sites else "")
-        return Target(place, stream, site, Columns.of(facts), options.choice("badRows", (DEAD_LETTER, FAIL)))
+        letters = letters_of(stream) if options.choice("badRows", (DEAD_LETTER, FAIL)) == DEAD_LETTER else ""
+        if letters not in place.manifest().streams:
+            letters = ""  # a stream that was not declared by `live.stream` has none
+        return Target(place, stream, site, Columns.of(facts), letters, options.text("queryName"))
 
 
 def register(spark: SparkSession) -> None:

@@ -19,6 +19,7 @@ from pyspark.sql import Row
 from tiercel.core.records import Output, StreamEntry
 from tiercel.core.runs import count_rows
 from tiercel.errors import UserError
+from tiercel.runtime.arguments import writable_hint
 from tiercel.runtime.background import Client
 from tiercel.runtime.client import Producer, Subscriber
 from tiercel.runtime.place import Place, StreamFacts
@@ -36,7 +37,8 @@ def stream_facts(place: Place, stream: str) -> StreamFacts:
     """What is known about a stream; a clear error if there is none of that name."""
     known = place.manifest().streams
     if stream not in known:
-        raise UserError(f"unknown stream {stream!r}", expected=f"one of: {', '.join(sorted(known))}")
+        expected = f"one of: {', '.join(sorted(known))}"
+        raise UserError(f"unknown stream {stream!r}", expected=expected, hint="live.stream(...) declares one")
     return known[stream]
 
 
@@ -46,8 +48,10 @@ class RowProducer:
     def __init__(self, place: Place | str, stream: str, *, name: str, site: str = "") -> None:
         place = place if isinstance(place, Place) else Place(place)
         facts = stream_facts(place, stream)
-        if facts.written_by:
-            raise UserError(f"stream {stream!r} is written by operator {facts.written_by!r}")
+        if facts.writer:
+            what = f"the stream {stream!r} is written by {facts.writer}"
+            hint = writable_hint(place.manifest())
+            raise UserError(what, expected="a stream that producers write", hint=hint)
         self.columns = Columns.of(facts)
         self._whole = WholeColumns(self.columns)
         self.client = Producer(place, stream, name=name, site=site, pack=self.columns.gather)
@@ -119,7 +123,7 @@ class RowSubscriber:
     def __init__(self, place: Place | str, stream: str, *, after: int | None = None) -> None:
         place = place if isinstance(place, Place) else Place(place)
         facts = stream_facts(place, stream)
-        self._operator = facts.written_by
+        self._operator = facts.written_by or stream
         self.columns = Columns.of(facts)
         self._make = row_maker(self.columns.names)
         self.client = Subscriber(place, stream, after=after)

@@ -4,11 +4,13 @@ Responsible for: columns that fit, rows that do not, what runs on executors and 
 Not responsible for: staged files, plans and numbers (runtime/feeds.py).
 
     executor    write: Arrow --> rows of the core --> a staged file      (again, if the task fails)
+                write: Arrow --> rows that do not fit --> another one, of dead letters
     driver      commit: publish all files of the batch, in order         (again, if the driver fails)
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +23,9 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tiercel.errors import UserError
-from tiercel.runtime.feeds import Feed, Stage, StagedFile, write_whole
+from tiercel.runtime.feeds import Feed, Stage, StagedFile
 from tiercel.runtime.place import Place
-from tiercel.spark.schema import BadRow, Columns
+from tiercel.spark.schema import FEED_LETTER_SCHEMA, BadRow, Columns, CoreRow
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,7 +44,8 @@ class Target(msgspec.Struct, frozen=True):
     stream: str
     site: str
     columns: Columns
-    bad_rows: str = DEAD_LETTER
+    letters: str = ""  # the stream for those; empty: they fail the batch
+    query: str = ""  # the name that its user gave it
 
 
 class Staged(WriterCommitMessage):
@@ -102,23 +105,51 @@ def stage(
     """On an executor: one partition's rows into a file."""
     context = TaskContext.get()
     assert context is not None
-    place = Feed(target.place, feed)
-    file = Stage(place.staging(batch), context.partitionId(), context.attemptNumber())
-    refused: list[tuple[Any, BadRow]] = []
+    partition = context.partitionId()
+    directory = Feed(target.place, feed).staging(batch)
+    file = Stage(directory, partition, context.attemptNumber())
+    refused: Stage | None = None
+    letter = Letters(target.columns, target.query or feed, batch, partition)
+    seen = 0
     try:
         for rows in python_rows(batches, names):
             packed, bad = target.columns.pack_all(rows)
-            if bad and target.bad_rows == FAIL:
-                raise bad[0][1]
+            if bad and not target.letters:
+                raise bad[0][2]
             file.add(packed)
-            refused += bad
-        if refused:
-            lines = [msgspec.json.encode({"row": r, "reason": str(b)}, enc_hook=str) for r, b in refused]
-            write_whole(place.bad_rows(batch, context.partitionId()), b"\n".join(lines) + b"\n")
-        return Staged(feed, file.finish(len(refused)))
+            if bad:
+                refused = refused or Stage(directory, partition, context.attemptNumber())
+                refused.add([letter(seen + n + 1, row, reason) for n, row, reason in bad])
+            seen += len(rows)
+        return Staged(feed, file.finish(None if refused is None else refused.finish()))
     except BaseException:
         file.abandon()
+        if refused is not None:
+            refused.abandon()
         raise
+
+
+class Letters:
+    """Makes dead letters of the rows of one partition that do not fit."""
+
+    def __init__(self, columns: Columns, feed: str, batch: int, partition: int) -> None:
+        self._key, self._names = columns.key_alone(), columns.key
+        self._columns = Columns(FEED_LETTER_SCHEMA)
+        self._where = (feed, batch, partition)
+
+    def __call__(self, number: int, row: dict[str, Any], reason: BadRow) -> CoreRow:
+        """The key is null if that is what does not fit."""
+        key = None
+        with contextlib.suppress(BadRow):
+            key = self._key.pack({name: row[name] for name in self._names})[0]
+        return self._columns.pack((str(reason), key, number, _json(row), *self._where))
+
+
+def _json(row: Any) -> str:
+    try:
+        return msgspec.json.encode(row, enc_hook=str).decode()
+    except TypeError:  # keys of a map that JSON cannot have
+        return msgspec.json.encode(repr(row)).decode()
 
 
 def publish(target: Target, messages: Sequence[WriterCommitMessage | None], batch: int) -> Feed | None:
@@ -127,10 +158,11 @@ def publish(target: Target, messages: Sequence[WriterCommitMessage | None], batc
     if not staged:
         return None  # no partitions
     feed = Feed(target.place, staged[0].feed)
-    plan = feed.publish(batch, target.stream, target.site, [message.file for message in staged])
+    files = [message.file for message in staged]
+    plan = feed.publish(batch, target.stream, target.site, files, target.letters)
     if plan.bad:
         log.warning(
-            "batch %d: %d rows do not fit stream %s: %s", batch, plan.bad, target.stream, feed.directory
+            "batch %d: %d rows do not fit stream %s: see %s", batch, plan.bad, plan.stream, plan.letters
         )
     return feed
 

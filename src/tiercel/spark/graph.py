@@ -23,12 +23,12 @@ from tiercel.core.settings import Settings
 from tiercel.core.topology import Operator, Stream, Topology, instance_name
 from tiercel.errors import UserError
 from tiercel.runtime.addresses import EVERY_ADDRESS
-from tiercel.runtime.place import Durability, Manifest, StreamFacts, VariableFacts
+from tiercel.runtime.place import Durability, Manifest, StreamFacts, VariableFacts, letters_of
 from tiercel.runtime.tls import TlsFiles, TlsWish, parse_tls
 from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.kept_state import PackedState
 from tiercel.spark.processors import DeclaredState
-from tiercel.spark.schema import Columns
+from tiercel.spark.schema import FEED_LETTER_SCHEMA, Columns, Schema
 from tiercel.spark.upgrading import StatePlan, continued
 
 TIME_MODES = ("none", "processingTime", "eventTime")
@@ -51,6 +51,7 @@ class StreamDeclaration:
     logged: bool = False
     idle_ms: int | None = None
     images: bool = False
+    letters_of: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +109,24 @@ class Graph:
         self._check_name("stream", declared.name)
         self.streams[declared.name] = declared
 
+    def add_input(self, declared: StreamDeclaration) -> None:
+        """A stream that feeds write, and one for the rows they refuse: it is empty until there is one."""
+        self.add_stream(declared)
+        name, columns = letters_of(declared.name), Columns(FEED_LETTER_SCHEMA)
+        self.streams[name] = StreamDeclaration(
+            name, columns, declared.home, logged=True, letters_of=declared.name
+        )
+
+    def refuse_letters(self, stream: str, operator: str) -> None:
+        """Dead letters are in a log, and go to no operator."""
+        declared = self.streams[stream]
+        if declared.letters_of or stream == f"{declared.written_by}.dead":
+            raise UserError(
+                f"operator {operator!r} would read the dead letters {stream!r}",
+                expected="a stream of rows with a key",
+                hint="read them as they are: dead_letters.dataframe() or dead_letters.subscribe()",
+            )
+
     def add_operator(self, declared: OperatorDeclaration) -> None:
         self._check_name("operator", declared.operator.name)
         self.operators[declared.operator.name] = declared
@@ -120,7 +139,7 @@ class Graph:
 
     def check_site(self, site: str) -> str:
         if site not in self.sites:
-            raise UserError(f"unknown site {site!r}", expected=f"one of: {', '.join(self.sites)}")
+            raise _unknown_site("", site, self.sites)
         return site
 
     def instances(self, operator: str, wanted: Any) -> tuple[str, ...]:
@@ -179,7 +198,8 @@ class Graph:
 
     def topology(self) -> Topology:
         streams = {
-            d.name: Stream(d.name, d.home, d.logged, {}, d.delay_ms, d.idle_ms) for d in self.streams.values()
+            d.name: Stream(d.name, d.home, d.logged, {}, d.delay_ms, d.idle_ms, bool(d.letters_of))
+            for d in self.streams.values()
         }
         operators = {name: d.operator for name, d in self.operators.items()}
         try:
@@ -199,6 +219,7 @@ class Graph:
                 tuple(self.sites),
                 d.written_by,
                 d.images,
+                d.letters_of,
             )
             for d in self.streams.values()
         }
@@ -239,6 +260,41 @@ class Graph:
 # -- small parsers of what users write --------------------------------------------------------
 
 
+def columns_of(what: str, schema: Schema, key: Sequence[str], event_time: str = "") -> Columns:
+    """The columns of a stream, and an error that says whose they are if they cannot be."""
+    parsed = parse_schema(schema, f"schema of {what}")
+    try:
+        return Columns(parsed, key, event_time)
+    except UserError as error:
+        hint = error.hint or f"change the schema or what names its columns: {parsed.simpleString()}"
+        raise UserError(f"{what}: {error.what}", expected=error.expected, hint=hint) from error
+
+
+def _unknown_site(where: str, site: str, sites: Mapping[str, str | None]) -> UserError:
+    hint = "sites are named once, where a deployment starts: tiercel.start(spark, sites=[...])"
+    return UserError(f"{where}unknown site {site!r}", expected=f"one of: {', '.join(sites)}", hint=hint)
+
+
+def parse_schema(schema: Schema, what: str) -> StructType:
+    """A StructType, or DDL text as Spark reads it."""
+    if isinstance(schema, StructType):
+        return schema
+    hint = "columns are written as in CREATE TABLE, types as Spark SQL names them"
+    if not isinstance(schema, str):
+        raise UserError(
+            f"{what}: {schema!r}", expected="a StructType, or text like 'car string, speed double'", hint=hint
+        )
+    expected = "'name type, name type, ...', as in 'car string, speed double'"
+    try:
+        parsed = StructType.fromDDL(schema)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{what} {schema!r}: {reason}", expected=expected, hint=hint) from error
+    if not isinstance(parsed, StructType):
+        raise UserError(f"{what} {schema!r} is one type", expected=expected, hint=hint)
+    return parsed
+
+
 def parse_sites(sites: Sequence[str] | Mapping[str, str | None]) -> dict[str, str | None]:
     """`["cloud", "edge-1"]`: the first is the parent of the others; or a map from site to parent."""
     if isinstance(sites, str):
@@ -264,7 +320,7 @@ def parse_ports(ports: Mapping[str, int], sites: Mapping[str, str | None]) -> di
         raise UserError(f"ports = {ports!r}", expected='a port for each site, as in ports={"cloud": 7400}')
     for site, port in ports.items():
         if site not in sites:
-            raise UserError(f"ports: unknown site {site!r}", expected=f"one of: {', '.join(sites)}")
+            raise _unknown_site("ports: ", site, sites)
         if type(port) is not int or not 0 <= port <= PORT_MAX:
             raise UserError(f"port {port!r} of site {site!r}", expected=f"0 (any that is free) to {PORT_MAX}")
     return dict(ports)
@@ -276,7 +332,7 @@ def parse_advertise(addresses: Mapping[str, str], sites: Mapping[str, str | None
         raise UserError(f"advertise = {addresses!r}", expected='addresses by site: {"cloud": "10.0.0.5"}')
     for site, address in addresses.items():
         if site not in sites:
-            raise UserError(f"advertise: unknown site {site!r}", expected=f"one of: {', '.join(sites)}")
+            raise _unknown_site("advertise: ", site, sites)
         if type(address) is not str or address in EVERY_ADDRESS:
             what = f"advertise: {address!r} for site {site!r}"
             raise UserError(what, expected="an address or host name that others can dial")

@@ -124,7 +124,10 @@ def build_host(
             machine = make_instance(name, operator, code, settings, store.life)
         except Exception as error:  # it has called nothing but init
             what = f"init of {type(plan.processor).__name__} failed: {type(error).__name__}: {error}"
-            raise UserError(what, expected="an init that works on Spark's executors too") from error
+            hint = "files, models and services that it opens must be there on every executor"
+            raise UserError(
+                what, expected="an init that works on Spark's executors too", hint=hint
+            ) from error
         router = site_of(name)
 
         def peers() -> Iterable[str]:
@@ -375,7 +378,9 @@ def listens(address: Address) -> bool:
 
 def could_not_start(name: str, reason: str) -> UserError:
     what = f"{name} could not be started: {reason}"
-    return UserError(what, hint=None if "\nhint: " in reason else "the executor's log has the whole story")
+    if "\nhint: " in reason:  # and what was expected, as the process has said it
+        return UserError(what)
+    return UserError(what, expected="a process that starts", hint="the executor's log has the whole story")
 
 
 def reason_of(error: Exception) -> str:

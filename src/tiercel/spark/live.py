@@ -43,16 +43,16 @@ from tiercel.spark.datasource import register
 from tiercel.spark.decommission import Handover, Watch
 from tiercel.spark.ends import end_client
 from tiercel.spark.entering import check_feed_name, give_initial_state, is_given, start_feed
-from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_sites
+from tiercel.spark.graph import Graph, Listening, StreamDeclaration, columns_of, parse_delay, parse_sites
 from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
 from tiercel.spark.moves import Moving, Scaling
-from tiercel.spark.schema import Columns, Schema
+from tiercel.spark.probing import probe
+from tiercel.spark.schema import Schema
 from tiercel.spark.session import open_session
-from tiercel.spark.slots import SPARE_SLOTS, check_slots, probe
+from tiercel.spark.slots import SPARE_SLOTS, check_slots
 from tiercel.spark.spare import Spare, check_count
 from tiercel.spark.status import Status, collect_status
-from tiercel.spark.steps import union as union_schema
-from tiercel.spark.streams import Feed, LiveStream, parse_schema
+from tiercel.spark.streams import Feed, LiveStream, union_of
 from tiercel.spark.upgrading import try_upgrade
 from tiercel.spark.vigil import Vigil
 from tiercel.spark.wishes import Wishes
@@ -164,7 +164,8 @@ class Live:
 
     def _check_not_stopped(self) -> None:
         if self._stopped:
-            raise UserError("the deployment was stopped", hint="start it again on the same storage")
+            what, expected = "the deployment was stopped", "one that runs"
+            raise UserError(what, expected=expected, hint="start it again on the same storage")
 
     def stream(
         self,
@@ -183,8 +184,10 @@ class Live:
         """
         self.check_declaring()
         if not key or not isinstance(key, Sequence):
-            raise UserError(f"stream {name!r} has no key: {key!r}", expected="key='column' or several")
-        columns = Columns(parse_schema(schema, f"schema of stream {name!r}"), key, event_time)
+            hint = "rows of one key stay in order, and state is kept by key: name a column of the schema"
+            what = f"stream {name!r} has no key: {key!r}"
+            raise UserError(what, expected="key='column' or several", hint=hint)
+        columns = columns_of(f"stream {name!r}", schema, key, event_time)
         delay_ms = parse_delay(delay) if event_time else None
         idle_ms = None if idle is None else parse_delay(idle, "idle")
         if idle_ms == 0 or (idle_ms is not None and not event_time):
@@ -193,7 +196,9 @@ class Live:
                 expected="a time above 0, of a stream with event_time=...",
                 hint="without idle= a site that has seen rows is waited for",
             )
-        return self.declare(StreamDeclaration(name, columns, self.graph.root, delay_ms, idle_ms=idle_ms))
+        declared = StreamDeclaration(name, columns, self.graph.root, delay_ms, idle_ms=idle_ms)
+        self.graph.add_input(declared)
+        return LiveStream(self, [(name, InputPlan(columns))], columns)
 
     def declare(self, declared: StreamDeclaration) -> LiveStream:
         self.graph.add_stream(declared)
@@ -201,23 +206,7 @@ class Live:
 
     def union(self, first: LiveStream, *others: LiveStream) -> LiveStream:
         """Several streams as the input of one operator. Keys must have the same columns."""
-        streams = [first, *others]
-        for stream in streams:
-            if stream.columns.key != first.columns.key:
-                raise UserError(
-                    f"union of {first.name!r}, keyed by {first.columns.key}, and {stream.name!r}, "
-                    f"keyed by {stream.columns.key}",
-                    expected="the same key columns",
-                    hint="key_by(...) gives a stream another key",
-                )
-        inputs = [pair for stream in streams for pair in stream._inputs]
-        names = [name for name, _ in inputs]
-        if len(set(names)) < len(names):
-            raise UserError(
-                f"a union with one stream twice: {', '.join(names)}", expected="different streams"
-            )
-        schema = union_schema(plan for _, plan in inputs)
-        return LiveStream(self, inputs, Columns(schema, first.columns.key, first.columns.event_time))
+        return union_of(self, (first, *others))
 
     def add_feed(self, feed: Feed) -> None:
         if feed.site:
@@ -266,10 +255,10 @@ class Live:
             for name, declared in self.graph.operators.items() if found is not None else ():
                 mine = [instance for instance in instances if operator_of(instance) == name]
                 try_upgrade(self.place, name, declared.plan.state, mine)
+            probe(self.spark, self.place.directory)
             describe(manifest)
             self.place.write(manifest)
             self.place.want(instances)
-            probe(self.spark, self.place.directory)
         except BaseException:
             lock.release()
             raise
@@ -317,7 +306,11 @@ class Live:
             if missing:
                 time.sleep(0.02)
         if missing:
-            raise UserError(f"{', '.join(sorted(missing))} did not attach within {ATTACH_S_MAX:g} s")
+            raise UserError(
+                f"{', '.join(sorted(missing))} did not attach within {ATTACH_S_MAX:g} s",
+                expected="every instance in touch with the router of its site",
+                hint="the executors' logs say what they wait for; they must reach each other's ports",
+            )
 
     def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame:
         reader = self.spark.readStream.format("tiercel").option("storage", str(self.place.directory))

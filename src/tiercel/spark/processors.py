@@ -117,8 +117,12 @@ def declared_state(processor: Any, time_mode: str = "none") -> DeclaredState:
     copied = pickle.loads(pickled(processor))
     handle = _Recorder(time_mode)
     expected = "an init that only declares state variables and prepares the processor"
-    _or_user_error(f"init of {name} failed", expected, lambda: copied.init(handle))
-    _or_user_error(f"close of {name} failed", "a close that lets go what init made", copied.close)
+    hint = (
+        "def init(self, handle): self.n = handle.getValueState('n', 'n long'); tiercel.testing.Trial runs it"
+    )
+    _or_user_error(f"init of {name} failed", expected, hint, lambda: copied.init(handle))
+    hint = "it is called once after init, here too; tiercel.testing.Trial runs it"
+    _or_user_error(f"close of {name} failed", "a close that lets go what init made", hint, copied.close)
     return DeclaredState(tuple(handle.variables), frozenset(handle.deleted))
 
 
@@ -128,14 +132,16 @@ def pickled(code: Any) -> bytes:
     found = _or_user_error(
         f"{type(code).__name__} cannot be sent to where it runs",
         expected,
+        "keep what is needed to make them as attributes, and make them in init",
         lambda: cloudpickle.dumps(code),  # type: ignore[no-untyped-call]
     )
     assert isinstance(found, bytes)
     return found
 
 
-def _or_user_error(what: str, expected: str, attempt: Callable[[], Any]) -> Any:
+def _or_user_error(what: str, expected: str, hint: str, attempt: Callable[[], Any]) -> Any:
     try:
         return attempt()
     except Exception as error:
-        raise UserError(f"{what}: {type(error).__name__}: {error}", expected=expected) from error
+        reason = f"{what}: {type(error).__name__}: {error}"
+        raise UserError(reason, expected=expected, hint=hint) from error

@@ -46,6 +46,10 @@ CoreRow = tuple[bytes, int, Any]
 Schema = t.StructType | str  # a StructType, or text such as "car string, speed double"
 US_PER_MS = 1000
 DEAD_LETTER_SCHEMA = "reason string, key binary, offset bigint, row binary"  # as core/engine.py makes them
+# of rows that feeds refused: `offset` is the row's number in its partition of the batch, `row` is JSON
+FEED_LETTER_SCHEMA = (
+    "reason string, key binary, offset bigint, row string, feed string, batch bigint, partition int"
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
@@ -148,10 +152,13 @@ class Columns:
         return hash((self.schema.json(), self.key, self.event_time))
 
     def _check_key_and_time(self) -> None:
-        for name in (*self.key, *([self.event_time] if self.event_time else [])):
+        named = [(name, "key") for name in self.key]
+        named += [(self.event_time, "event time")] if self.event_time else []
+        for name, role in named:
             if name not in self.names:
-                what = f"column {name!r} is not in the schema"
-                raise UserError(what, expected=f"one of: {', '.join(self.names)}")
+                what = f"{role} column {name!r} is not in the schema"
+                hint = "name one of these, or add it to the schema"
+                raise UserError(what, expected=f"one of its columns: {', '.join(self.names)}", hint=hint)
         if len(set(self.key)) != len(self.key):
             raise UserError(f"key {self.key}", expected="each column once")
         for name in self.key:
@@ -175,19 +182,19 @@ class Columns:
 
     # -- many rows ---------------------------------------------------------------------------
 
-    def pack_all(self, rows: Iterable[Any]) -> tuple[list[CoreRow], list[tuple[Any, BadRow]]]:
-        """Those that fit, in order, and those that do not, each with the reason."""
+    def pack_all(self, rows: Iterable[Any]) -> tuple[list[CoreRow], list[tuple[int, Any, BadRow]]]:
+        """Those that fit, in order, and those that do not, each with its place and the reason."""
         pack = self.pack
         rows = list(rows)
         with contextlib.suppress(BadRow):  # nearly always all of them fit
             return list(map(pack, rows)), []
         packed: list[CoreRow] = []
-        refused: list[tuple[Any, BadRow]] = []
-        for row in rows:
+        refused: list[tuple[int, Any, BadRow]] = []
+        for n, row in enumerate(rows):
             try:
                 packed.append(pack(row))
             except BadRow as reason:
-                refused.append((row, reason))
+                refused.append((n, row, reason))
         return packed, refused
 
     def arrow_batch(self, payloads: Sequence[Any]) -> pyarrow.RecordBatch:

@@ -1,26 +1,15 @@
-"""Whether a Spark application has room for a deployment, and runs the Python we run.
+"""Whether a Spark application has room for a deployment.
 
-Responsible for: counting task slots before anything starts, and a probe task that looks from an executor.
-Not responsible for: starting processes (hosting.py).
+Responsible for: counting task slots before anything starts.
+Not responsible for: starting processes (hosting.py), what they would find there (probing.py).
 """
 
 from __future__ import annotations
 
-import sys
 import time
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from pyspark.sql import SparkSession
 
 from tiercel.errors import UserError
-from tiercel.spark import __name__ as _package
 from tiercel.spark.backend import Backend
-
-if TYPE_CHECKING:
-    import pyarrow
 
 EXECUTORS_S_MAX = 30.0
 ALLOCATION_S_MAX = 300.0  # dynamic allocation: executors are asked for, granted and started first
@@ -65,50 +54,3 @@ def check_slots(backend: Backend, new: int, *, running: int, spare: int = SPARE_
         if backend.allocates:
             hint = "a higher spark.dynamicAllocation.maxExecutors, or more executor cores"
         raise UserError(what, expected=f"at least {needed} task slots", hint=hint)
-
-
-def probe(spark: SparkSession, directory: Path) -> None:
-    """A task looks around: same Python as the driver, our package, and the same storage."""
-    token = uuid.uuid4().hex
-    (directory / ".probe").write_text(token, encoding="ascii")
-
-    def look(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        import pyarrow as pa
-
-        for _ in batches:
-            try:
-                import tiercel  # noqa: F401
-
-                ours = "yes"
-            except ImportError as error:
-                ours = str(error)
-            try:
-                seen = (directory / ".probe").read_text(encoding="ascii")
-                (directory / ".probe").write_text(seen, encoding="ascii")
-            except OSError as error:
-                seen = f"{error.strerror}"
-            row = {
-                "python": [f"{sys.version_info[0]}.{sys.version_info[1]}"],
-                "executable": [sys.executable],
-                "ours": [ours],
-                "seen": [seen],
-            }
-            yield pa.RecordBatch.from_pydict(row)
-
-    schema = "python string, executable string, ours string, seen string"
-    found = spark.range(0, 1, 1, 1).mapInArrow(look, schema).collect()[0]
-    (directory / ".probe").unlink(missing_ok=True)
-    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    if found.python != here:
-        what = f"Spark's workers run Python {found.python} ({found.executable}), the driver runs {here}"
-        raise UserError(what, expected="the same Python", hint=f"set PYSPARK_PYTHON={sys.executable}")
-    if found.ours != "yes":
-        what = f"{_package.partition('.')[0]} cannot be imported by {found.executable}: {found.ours}"
-        raise UserError(what, expected="the package installed for the workers too")
-    if found.seen != token:
-        what = f"an executor cannot use {directory}: it found {found.seen!r}"
-        raise UserError(
-            what,
-            expected="one directory that the driver and every executor can read and write",
-            hint="a shared file system, or one machine",
-        )

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from tiercel.core.topology import Operator
 from tiercel.errors import UserError
+from tiercel.runtime.place import letters_of
 from tiercel.spark.border import InputPlan, OperatorPlan
 from tiercel.spark.ends import RowProducer, RowSubscriber
 from tiercel.spark.feed import column_names
@@ -30,6 +31,8 @@ from tiercel.spark.graph import (
     StreamDeclaration,
     check_choice,
     check_whole,
+    columns_of,
+    parse_schema,
     watermark_delay_ms,
 )
 from tiercel.spark.kept_state import KeptState, PackedState, image_columns
@@ -38,6 +41,7 @@ from tiercel.spark.schema import DEAD_LETTER_SCHEMA, Columns, Schema
 from tiercel.spark.seam import grouped_frame
 from tiercel.spark.stateless import PassOn
 from tiercel.spark.steps import Step
+from tiercel.spark.steps import union as union_schema
 from tiercel.spark.upgrading import StatePlan, Upgrades
 
 if TYPE_CHECKING:
@@ -58,24 +62,6 @@ _FOLD_OPTIONS = frozenset(
         "initial_state",
     )
 )
-
-
-def parse_schema(schema: Schema, what: str) -> StructType:
-    """A StructType, or DDL text as Spark reads it."""
-    if isinstance(schema, StructType):
-        return schema
-    if not isinstance(schema, str):
-        raise UserError(
-            f"{what}: {schema!r}", expected="a StructType, or text like 'car string, speed double'"
-        )
-    try:
-        parsed = StructType.fromDDL(schema)
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{what} {schema!r}: {reason}", expected="'name type, name type, ...'") from error
-    if not isinstance(parsed, StructType):
-        raise UserError(f"{what} {schema!r} is one type", expected="'name type, name type, ...'")
-    return parsed
 
 
 class LiveStream:
@@ -136,7 +122,7 @@ class LiveStream:
 
     def union(self, *others: LiveStream) -> LiveStream:
         """Rows of all of them: columns by name, those that a stream lacks are null. Keys must agree."""
-        return self._live.union(self, *others)
+        return union_of(self._live, (self, *others))
 
     def key_by(
         self,
@@ -210,6 +196,8 @@ class LiveStream:
                         f"operator {name!r} works in event time, but stream {stream!r} declares none",
                         expected="event_time='column' where the stream is declared",
                     )
+        for stream, _ in self._inputs:
+            graph.refuse_letters(stream, name)
         state = declared_state(processor, time_mode)
         kept = initial_state if isinstance(initial_state, KeptState) else None
         rows = None if isinstance(initial_state, KeptState) else initial_state
@@ -217,12 +205,12 @@ class LiveStream:
             what = f"operator {name!r} is a fold"
             expected = "no time mode, no rows as initial state, no DataFrames"
             raise UserError(what, expected=expected, hint="write a StatefulProcessor")
-        output = parse_schema(output_schema, "output schema")
+        output = parse_schema(output_schema, f"output schema of {name!r}")
         if output_key is None:
             key = self.columns.key if set(self.columns.key) <= set(output.names) else ()
         else:
             key = (output_key,) if isinstance(output_key, str) else tuple(output_key)
-        columns = Columns(output, key, output_event_time)
+        columns = columns_of(f"output of {name!r}", output, key, output_event_time)
         inputs = list(self._inputs)
         upgrades = dict(upgrade or {})
         initial: DataFrame | PackedState | None = None
@@ -302,7 +290,8 @@ class LiveStream:
         """Let a streaming DataFrame write to this stream, from the deployment on until it ends.
 
         `partitions`: each costs a Python worker per micro-batch, and only one keeps the order of a source.
-        Further options: `trigger` ("1 second"), `checkpoint` (a directory), `badRows`.
+        Further options: `trigger` ("1 second"), `checkpoint` (a directory), `badRows`: rows that do not fit
+        become `dead_letters` ("dead-letter"), or fail the feed ("fail").
         """
         stream = self._written("feed")
         missing = [n for n in self.columns.names if n not in frame.columns]
@@ -310,10 +299,12 @@ class LiveStream:
             raise UserError(
                 f"the DataFrame fed to {stream!r} has no column {', '.join(missing)}",
                 expected=f"the columns {', '.join(self.columns.names)}; it has {', '.join(frame.columns)}",
+                hint="select, rename and cast its columns before it is fed",
             )
         if not frame.isStreaming:
             raise UserError(
                 f"the DataFrame fed to {stream!r} is not a streaming one",
+                expected="a query that goes on",
                 hint="use spark.readStream, or write it once: df.write.format('tiercel')",
             )
         delay = watermark_delay_ms(frame, self.columns.event_time) if self.columns.event_time else None
@@ -341,9 +332,10 @@ class LiveStream:
 
     def _written(self, what: str) -> str:
         stream, _ = self._inputs[0]
-        if not self._plain or self._live.graph.streams[stream].written_by:
+        declared = self._live.graph.streams[stream]
+        if not self._plain or declared.written_by or declared.letters_of:
             raise UserError(
-                f"{what} of {self.name!r}, which an operator writes",
+                f"{what} of {self.name!r}, which {'a feed' if declared.letters_of else 'an operator'} writes",
                 expected="a stream that was declared with live.stream(...)",
             )
         return stream
@@ -373,12 +365,40 @@ class LiveStream:
 
     @property
     def dead_letters(self) -> LiveStream:
-        """Rows that the operator of this stream refused, with the reason, the key and the offset."""
-        writer = self._live.graph.streams[self._inputs[0][0]].written_by if self._plain else ""
-        if not writer:
-            raise UserError(f"{self.name!r} has no dead letters", expected="the output of an operator")
-        declared = self._live.graph.streams[f"{writer}.dead"]
+        """Rows that were refused, with the reason, the key and the offset.
+
+        Of an operator's output: rows on which its code raised. Of a declared stream: rows of its feeds that
+        do not fit its schema.
+        """
+        streams, (stream, _) = self._live.graph.streams, self._inputs[0]
+        writer = streams[stream].written_by
+        declared = streams.get(f"{writer}.dead" if writer else letters_of(stream)) if self._plain else None
+        if declared is None or declared.name == stream:
+            raise UserError(
+                f"{self.name!r} has no dead letters",
+                expected="a stream that was declared with live.stream(...), or the output of an operator",
+                hint="ask for those of what is mapped, filtered or united, one by one",
+            )
         return LiveStream(self._live, [(declared.name, InputPlan(declared.columns))], declared.columns)
+
+
+def union_of(live: Live, streams: Sequence[LiveStream]) -> LiveStream:
+    """Several streams as the input of one operator."""
+    first = streams[0]
+    for stream in streams:
+        if stream.columns.key != first.columns.key:
+            raise UserError(
+                f"union of {first.name!r}, keyed by {first.columns.key}, and {stream.name!r}, "
+                f"keyed by {stream.columns.key}",
+                expected="the same key columns",
+                hint="key_by(...) gives a stream another key",
+            )
+    inputs = [pair for stream in streams for pair in stream._inputs]
+    names = [name for name, _ in inputs]
+    if len(set(names)) < len(names):
+        raise UserError(f"a union with one stream twice: {', '.join(names)}", expected="different streams")
+    schema = union_schema(plan for _, plan in inputs)
+    return LiveStream(live, inputs, Columns(schema, first.columns.key, first.columns.event_time))
 
 
 class Feed:

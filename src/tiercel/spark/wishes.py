@@ -179,7 +179,8 @@ class Wishes:
         wanted = self.owners(operator, None, None, instance)
         others = [i for i in self._console.running() if operator_of(i) == operator and i != instance]
         if not others:
-            raise UserError(f"no other instance of {operator!r} runs", hint="live.scale(...) first")
+            what = f"no other instance of {operator!r} runs"
+            raise UserError(what, expected="one that takes its keys", hint="live.scale(...) first")
         by_slot, _ = self._console.routes(operator)
         load = Counter(route.instance for route in by_slot.values())
         calmest = min(others, key=lambda i: (load[i], i))
