@@ -32,7 +32,9 @@ def replica_plan(backend: Backend, durability: Durability) -> ReplicaPlan | None
 
 
 def names_of(manifest: Manifest) -> list[str]:
-    return [name for site in manifest.topology.sites for name in replicas_of(manifest, site)]
+    """Each once: a site may hold the copies of others, and one whose copies are elsewhere may hold none."""
+    names = [name for site in manifest.topology.sites for name in replicas_of(manifest, site)]
+    return list(dict.fromkeys(names))
 
 
 def start_replicas(place: Place, manifest: Manifest, hosting: Hosting) -> None:

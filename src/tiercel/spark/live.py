@@ -16,7 +16,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -42,9 +41,9 @@ from tiercel.spark.companions import check_durability, names_of, replica_plan, s
 from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.decommission import Handover, Watch
-from tiercel.spark.entering import give_initial_state, is_given, start_feed
+from tiercel.spark.entering import give_initial_state, is_given, start_feed, wait_attached
 from tiercel.spark.graph import Graph, Listening, StreamDeclaration, parse_delay, parse_sites
-from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
+from tiercel.spark.hosting import Build, Hosting, build_host, hosted
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.schema import Columns, Schema
 from tiercel.spark.session import open_session
@@ -59,7 +58,6 @@ from tiercel.spark.wishes import Wishes
 
 log = logging.getLogger(__name__)
 
-ATTACH_S_MAX = 60.0
 FLUSH_S_MAX = 5.0  # for what producers have sent when the deployment ends
 
 
@@ -75,6 +73,7 @@ def start(
     advertise: Mapping[str, str] | None = None,
     backup: str | Mapping[str, Any] | None = None,
     local: str | Path | None = None,
+    copies_at: Mapping[str, str] | None = None,
     spare_workers: int = 1,
 ) -> Live:
     """A deployment in this Spark application; nothing runs before it is used. Use it in a `with`.
@@ -90,7 +89,9 @@ def start(
     executor, and are restored from the backup wherever they come back; `{executor}` in it is its id.
 
     `durability` is what an acknowledgement means: `os`, the process may die; `disk`, the power may fail;
-    `replica`, the disk may be lost: another task, on another executor, holds it too.
+    `replica`, the disk may be lost: another task, on another executor, holds it too. `copies_at` says for
+    some sites that the replicas of another site hold their copies, as in `{"edge-1": "cloud"}`; a site that
+    is not named has its own. Without it, all is as it was on this storage.
 
     `spare_workers` wait warm on each executor for a death; as many as `recover(over=)` let all begin at once.
     """
@@ -99,7 +100,7 @@ def start(
     spark = spark or open_session("tiercel")
     sites = parse_sites(sites)
     listening = Listening.of(bind, ports, advertise, sites)
-    keeping = Keeping.of(backup, local, durability)
+    keeping = Keeping.of(backup, local, durability, copies_at, sites)
     return Live(spark, sites, storage, durability, settings, listening, keeping, spare_workers)
 
 
@@ -287,7 +288,7 @@ class Live:
             for name in [*manifest.topology.sites, *instances]:
                 hosting.wait(name)
             self._console = Console(self.place, self._launch, self._retire)
-            self._wait_attached(instances)
+            wait_attached(self.place, hosting, self._console, instances)
             self._watch = Watch(self.backend, self.place, manifest.topology, hosting, self._console)
             apart = manifest.replicas is not None and manifest.replicas.apart
             self._vigil = Vigil(self.backend, self.place, hosting, apart=apart)
@@ -302,22 +303,6 @@ class Live:
             self.stop()
             raise
         return self
-
-    def _wait_attached(self, instances: Iterable[str]) -> None:
-        assert self._console is not None
-        assert self._hosting is not None
-        give_up = time.monotonic() + ATTACH_S_MAX
-        missing = set(instances)
-        while missing and time.monotonic() < give_up:
-            for name in missing & set(self._hosting.failures):
-                raise could_not_start(name, self._hosting.failures[name])
-            self._console.refresh()
-            missing -= self._console.running()
-            missing &= set(self.place.wanted())  # the controller may have let one go meanwhile
-            if missing:
-                time.sleep(0.02)
-        if missing:
-            raise UserError(f"{', '.join(sorted(missing))} did not attach within {ATTACH_S_MAX:g} s")
 
     def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame:
         reader = self.spark.readStream.format("tiercel").option("storage", str(self.place.directory))
@@ -373,10 +358,10 @@ class Live:
         return Wishes(self.backend, self.graph, self._console, self._hosting, self._launch_attached)
 
     def _launch_attached(self, instance: str) -> None:
-        assert self._hosting is not None
+        assert self._console is not None and self._hosting is not None  # noqa: PT018
         self._launch(instance)
         self._hosting.wait(instance)
-        self._wait_attached([instance])
+        wait_attached(self.place, self._hosting, self._console, [instance])
 
     def _launch(self, instance: str) -> None:
         """The controller wants it; asked again while it starts."""
