@@ -24,6 +24,7 @@ from small import (
     rows,
     until,
 )
+from tiercel.cli import run_app
 from tiercel.core.records import StreamEntry
 from tiercel.core.topology import Stream, Topology, instance_name
 from tiercel.errors import UserError
@@ -59,8 +60,9 @@ def two_sites(directory: Path, local: str, at: dict[str, str]) -> Place:
 class Deployment:
     """Everyone runs in a thread, on an executor of its own; a disk is a directory that can be taken away."""
 
-    def __init__(self, directory: Path, at: dict[str, str]) -> None:
-        self.place = two_sites(directory / "storage", str(directory / "disks" / "{executor}"), at)
+    def __init__(self, directory: Path, at: dict[str, str], *, local: bool) -> None:
+        disks = str(directory / "disks" / "{executor}") if local else ""
+        self.place = two_sites(directory / "storage", disks, at)
         self.executors = {CLOUD: "1", EDGE: "2", INSTANCE: "3"}
         self.hosts: dict[str, Running] = {}
         self.sent = 0
@@ -127,8 +129,8 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployed(directory: Path, at: dict[str, str]) -> Iterator[Deployment]:
-    deployment = Deployment(directory, at)
+def deployed(directory: Path, at: dict[str, str], *, local: bool = True) -> Iterator[Deployment]:
+    deployment = Deployment(directory, at, local=local)
     try:
         deployment.start(*names_of(deployment.place.manifest()), CLOUD, EDGE, INSTANCE)
         yield deployment
@@ -236,6 +238,23 @@ def test_each_process_says_in_its_metrics_who_holds_its_copy(tmp_path: Path) -> 
             deployment.start(AT_CLOUD)
             producer.flush(30)
         assert Lives(deployment.place.lives, EDGE).holder() == AT_CLOUD
+
+
+def test_state_show_tells_who_holds_a_copy_and_how_far_it_is_while_that_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown() -> dict[str, tuple[str | None, int | None]]:
+        assert run_app(["state", "show", str(deployment.place.directory), "--json"]) == 0
+        lines = msgspec.json.decode(capsys.readouterr().out)
+        return {line["process"]: (line["replica"], line["replica_behind"]) for line in lines}
+
+    with deployed(tmp_path, {EDGE: CLOUD}, local=False) as deployment:
+        deployment.work()
+        deployment.until_followed(CLOUD, EDGE, INSTANCE)
+        everyone = dict.fromkeys((CLOUD, EDGE, INSTANCE), (AT_CLOUD, 0))
+        until(lambda: shown() == everyone, "it is not shown")
+        deployment.end()
+        assert shown() == dict.fromkeys((CLOUD, EDGE, INSTANCE), (AT_CLOUD, None))  # it held them last
 
 
 # -- what a user says -------------------------------------------------------------------------------------

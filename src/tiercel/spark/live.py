@@ -280,7 +280,8 @@ class Live:
         try:
             hosting.evict()
             self.place.registry.clear()
-            start_replicas(self.place, manifest, hosting)
+            others = len(manifest.topology.sites) + len(instances)
+            start_replicas(self.backend, self.place, manifest, hosting, others)
             for site in manifest.topology.sites:
                 hosting.start(site)
             for instance in instances:

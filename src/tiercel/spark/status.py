@@ -43,6 +43,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     slots: int
     reason: str = ""
     suspicions: int = 0  # how often it gave no sign of life, and was started again
+    machine: str = ""  # executors of one machine have the same
     replica: str = ""  # with durability `replica`: who holds its copy now; empty: nobody
     replica_behind: int | None = None  # batches that it had committed and that one not, a second ago
 
@@ -64,6 +65,12 @@ class Status(msgspec.Struct, frozen=True):
     def as_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
+
+    def near_their_copy(self) -> list[str]:
+        """Who shares the machine of the replica that holds its copy, on another executor."""
+        by_name = {p.name: p for p in self.processes}
+        both = [(p, by_name[p.replica]) for p in self.processes if p.replica in by_name]
+        return [p.name for p, r in both if p.machine == r.machine and p.executor != r.executor]
 
     def __str__(self) -> str:
         lines = [f"deployment {self.id[:8]} in {self.storage}, durability {self.durability}"]
@@ -90,6 +97,8 @@ class Status(msgspec.Struct, frozen=True):
         for replica in sorted({p.replica for p in self.processes} - {""}):
             held = [f"{p.name} ({_behind(p)})" for p in self.processes if p.replica == replica]
             lines.append(f"{replica} holds copies of: {', '.join(held)}")
+        if near := self.near_their_copy():
+            lines.append(f"on another executor, but on the machine of their replica: {', '.join(near)}")
         if self.single:
             lines.append(f"no second copy yet, or just now: {', '.join(self.single)}")
         return "\n".join(lines)
@@ -154,6 +163,7 @@ def _process(
         slots,
         reason,
         hosting.suspicions.get(name, 0),
+        "" if address is None else address.machine,
     )
 
 
