@@ -252,7 +252,7 @@ def test_an_executor_is_killed_and_its_disk_deleted_and_nothing_is_lost_or_doubl
 def test_two_replicas_of_a_site_are_on_two_machines_if_there_are_two(tmp_path: Path, machines: str) -> None:
     """Three executors play machines; where there is one machine only, everything starts all the same."""
     program = Path(__file__).with_name("several_machines.py")
-    for attempt in range(3):  # where Spark starts a task is chance
+    for attempt in range(3 if len(set(machines)) > 1 else 1):  # where Spark starts a task is chance
         command = [sys.executable, str(program), str(tmp_path / str(attempt)), machines]
         environment = os.environ | {"PYTHONPATH": SOURCES}
         ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
