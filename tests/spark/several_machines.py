@@ -2,7 +2,8 @@
 
     python several_machines.py DIRECTORY MACHINES
 
-MACHINES has a character for each executor: those with the same one are on one machine.
+MACHINES has a character for each executor, in the order in which they are used first: those with the same one
+are on one machine. So the two that replicas come to be on at first share one, with 112.
 """
 
 from __future__ import annotations
@@ -29,11 +30,28 @@ SLOTS = 5  # per executor
 PARTED_S_MAX = 60.0  # where Spark starts a task is chance: at the start it may be in vain
 
 
+def machine_of_ours(place: Place, machines: str) -> str:
+    """Each executor takes the next seat that is free, and keeps it."""
+    executor = executor_here()
+    for seat, machine in enumerate(machines):
+        taken = place.directory / f"seat {seat}"
+        try:
+            with taken.open("x", encoding="utf-8") as file:
+                file.write(executor)
+        except FileExistsError:
+            while not (whose := taken.read_text(encoding="utf-8")):
+                time.sleep(0.01)
+            if whose != executor:
+                continue
+        return f"machine {machine}"
+    raise AssertionError(machines)
+
+
 def on_machines(machines: str) -> Build:
     """Processes that say that they are on the machine of their executor."""
 
     def build(place: Place, name: str, plan: OperatorPlan | None) -> Host:
-        machine = f"machine {machines[int(executor_here())]}"
+        machine = machine_of_ours(place, machines)
         for module in (addresses, host, replicated):
             module.machine_here = lambda: machine  # type: ignore[attr-defined]
         return build_host(place, name, plan)

@@ -32,9 +32,7 @@ log = logging.getLogger(__name__)
 LOOKS = 8  # within the time after which silence is suspicious
 LOOK_S_MAX = 1.0
 APART_S = 5.0  # between attempts to bring two replicas of a site apart
-MACHINE_TRIES = (
-    5  # to bring them to two machines: where a task starts is Spark's choice, and each costs copies
-)
+MACHINE_TRIES = 5  # to bring them to two machines: where a task starts is Spark's choice
 
 
 class Silence:
