@@ -17,7 +17,7 @@ from tiercel.core.instance import Instance
 from tiercel.core.records import Row, StreamEntry
 from tiercel.core.router import Router
 from tiercel.core.settings import Settings
-from tiercel.core.topology import Operator, Stream, Topology, instance_name
+from tiercel.core.topology import Operator, Stream, Topology, instance_name, site_of
 from tiercel.runtime.host import Host
 from tiercel.runtime.keeper import Keeper
 from tiercel.runtime.lives import Lives
@@ -66,13 +66,14 @@ def make_place(
     return place
 
 
-def router_host(place: Place, executor: str = "", **options: Any) -> Host:
+def router_host(place: Place, executor: str = "", site: str = SITE, **options: Any) -> Host:
     manifest = place.manifest()
-    directory = directory_of(place, manifest, SITE, executor)
-    (store, backup), replication = open_replicated(place, manifest, SITE, directory, executor)
-    router = Router(SITE, manifest.topology, manifest.settings, store.life, store.items())
+    directory = directory_of(place, manifest, site, executor)
+    (store, backup), replication = open_replicated(place, manifest, site, directory, executor)
+    router = Router(site, manifest.topology, manifest.settings, store.life, store.items())
     known: dict[str, Any] = {"store": store, "backup": backup, "replication": replication}
-    return Host(SITE, router, place.registry, place.secret, **known, **options)
+    dials = [other for other in manifest.topology.sites if other > site]
+    return Host(site, router, place.registry, place.secret, dials=dials, **known, **options)
 
 
 def instance_host(place: Place, executor: str = "", name: str = INSTANCE, **options: Any) -> Host:
@@ -82,12 +83,17 @@ def instance_host(place: Place, executor: str = "", name: str = INSTANCE, **opti
     (store, backup), replication = opened
     operator = manifest.topology.operators[OPERATOR]
     instance = Instance(name, operator, PlainCode(Counting()), manifest.settings, store.life)
-    known: dict[str, Any] = {"dials": [SITE], "store": store, "backup": backup, "replication": replication}
+    known: dict[str, Any] = {
+        "dials": [site_of(name)],
+        "store": store,
+        "backup": backup,
+        "replication": replication,
+    }
     return Host(name, instance, place.registry, place.secret, **known, **options)
 
 
-def replica_host(place: Place, number: int = 1, **options: Any) -> Host:
-    name = replica_name(SITE, number)
+def replica_host(place: Place, number: int = 1, site: str = SITE, **options: Any) -> Host:
+    name = replica_name(site, number)
     keeper = Keeper(lambda process: Lives(place.lives, process).last())
     life = Lives(place.lives, name).claim(0).life
     return Host(name, keeper, place.registry, place.secret, life=life, **options)

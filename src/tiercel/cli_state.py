@@ -41,7 +41,7 @@ def show(
     key: Annotated[str, typer.Option(help="The state of this key; of several columns as a JSON array.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """What each process keeps, by kind, and how far its backup is; or the state of one key.
+    """What each process keeps, by kind, and how far its copies are; or the state of one key.
 
     Example: tiercel state show /data/tiercel --operator average --key 17
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ from tiercel.core.events import Received
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.records import StreamEntry
 from tiercel.errors import UserError
-from tiercel.runtime import fetching, keeper, replication
+from tiercel.runtime import addresses, fetching, keeper, replication
+from tiercel.runtime.addresses import machine_here
 from tiercel.runtime.client import Producer, Subscriber
 from tiercel.runtime.keeper import Keeper
 from tiercel.runtime.keeping import Keeping
@@ -502,6 +504,35 @@ def test_a_replica_that_comes_back_on_our_own_executor_is_not_followed(tmp_path:
         replication.choose()
         assert (executor, replication.dials()) == (executor, dialled)
     store.close()
+
+
+def test_a_replica_on_another_machine_is_followed_where_there_is_one(tmp_path: Path) -> None:
+    registry, lives = Registry(tmp_path / "registry"), Lives(tmp_path / "lives", SITE)
+    store = Store(tmp_path / "disk", "replica", {"count": int})
+    second = replica_name(SITE, 2)
+    here = ("0", "our machine")
+    replication = Replication(SITE, store, lives, registry, [REPLICA, second], *here, apart=True)
+    for name, executor, machine, dialled in (
+        (REPLICA, "1", "our machine", [REPLICA]),  # all that there is: another executor of ours
+        (second, "2", "our machine", [REPLICA]),  # no better: we stay
+        (second, "2", "another", [second]),
+        (REPLICA, "1", "a third one", [second]),  # no better
+        (second, "0", "our machine", [REPLICA]),  # on our own executor: never
+        (REPLICA, "1", "", [REPLICA]),  # nobody knows where
+        (second, "2", "another", [second]),
+    ):
+        registry.publish(Address(name, "127.0.0.1", 1, 1, 1, executor=executor, machine=machine))
+        replication.choose()
+        assert (name, machine, replication.dials()) == (name, machine, dialled)
+    store.close()
+
+
+def test_a_process_says_on_which_machine_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with deployed(tmp_path) as (deployment, _, _):
+        found = [deployment.place.registry.find(name) for name in (SITE, INSTANCE, REPLICA)]
+        assert {address.machine for address in found if address is not None} == {machine_here()}
+    monkeypatch.setattr(addresses, "BOOT_ID", tmp_path / "no such system")
+    assert machine_here() == socket.gethostname()
 
 
 def test_a_later_life_fences_the_earlier_one_at_every_step(tmp_path: Path) -> None:

@@ -465,6 +465,10 @@ def test_a_wish_that_makes_no_sense_is_refused(tmp_path: Path, wish: Any, reason
         ({"location": "/b", "keep": 0}, "keep = 0"),
         ({"location": 7}, "location"),
         ("nowhere://x", "backup location"),
+        ("s3://bucket/app", "Install s3fs(.|\n)*hint: pip install s3fs, for the driver and every executor"),
+        ({"location": "gs://bucket/app"}, "hint: pip install gcsfs"),
+        ("abfs://container/app", "hint: pip install adlfs"),
+        ("sftp://host/app", "hint: pip install paramiko"),
     ],
 )
 def test_a_backup_that_cannot_work_is_refused(wish: Any, reason: str) -> None:

@@ -1,8 +1,9 @@
 """A program of its own: a small cluster whose executors are killed one after the other, disks and all.
 
-    python lost_executor.py DIRECTORY
+    python lost_executor.py DIRECTORY SITE
 
-Each executor is killed while rows flow, its disk deleted; what comes out is judged row by row.
+Each executor is killed while rows flow, its disk deleted; what comes out is judged row by row. Instances are
+at the site; the copies of all are at the cloud.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def daemons(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBa
         yield pyarrow.RecordBatch.from_pydict({"id": [os.getppid()]})
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, site: str) -> None:
     spark = tiercel.session("lost-executor", master=f"local-cluster[2,{SLOTS},1024]", config=CONFIG)
     work = spark_home() / "work" / spark.sparkContext.applicationId
     disks = directory / "disks"
@@ -64,26 +65,35 @@ def main(directory: Path) -> None:
     try:
         with tiercel.start(
             spark,
-            ["cloud"],
+            list(dict.fromkeys(["cloud", site])),
             directory / "storage",
             durability="replica",
             local=str(disks / "{executor}"),
+            copies_at={site: "cloud"},
             settings=settings,
         ) as live:
-            traffic = Traffic(*declare(live, instances={"cloud": 2}))
+            traffic = Traffic(*declare(live, instances={site: 2}))
             traffic.go_on()
             print(live.status(), file=sys.stderr)
             lost = []
-            for name in ("cloud", "replica 1 of cloud", "cloud"):
+            for name in (site, "replica 1 of cloud", site):
                 lost.append(lose(live, name, disks))
                 traffic.go_on()
                 print(live.status(), file=sys.stderr)
             warm = {row.id for row in backend_of(spark).job(daemons, EXECUTORS_MIN).collect()}
-            print(json.dumps({"rounds": traffic.finish(), "lost": lost, "warm_on": len(warm)}))
+            everyone = live.status().processes
+            report = {
+                "rounds": traffic.finish(),
+                "lost": lost,
+                "warm_on": len(warm),
+                "replicas": [found.name for found in everyone if found.kind == "replica"],
+                "holders": [found.replica for found in everyone if found.kind != "replica"],
+            }
+            print(json.dumps(report))
     finally:
         spark.stop()
         shutil.rmtree(work, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -17,11 +17,14 @@ from pyspark.sql.streaming import DataStreamReader
 
 from averages import OPERATOR, Averages, averages, reading
 from tiercel.bench.averages import INPUT, OUTPUT, SITE
+from tiercel.errors import UserError
 from tiercel.runtime.client import Producer
 from tiercel.runtime.feeds import Feed, Plan, Stage, read_frames
 from tiercel.spark.datasource import register
 from tiercel.spark.ends import RowProducer, RowSubscriber
 from tiercel.spark.feed import FeedWriter, Staged, Target
+from tiercel.spark.schema import Columns
+from tiercel.spark.stream_reader import EARLIEST, StreamReader, Wanted
 
 SENSORS = 5
 
@@ -314,3 +317,17 @@ def test_metrics_are_a_dataframe_and_a_stream(
     assert len({(row.at, row.process) for row in found}) == len(found)
     assert all(known[row.at, row.process] == row for row in found)
     assert {row.kind for row in found} == {"router", "instance"}
+
+
+def test_a_checkpoint_that_is_ahead_of_its_log_is_refused(deployment: Averages) -> None:
+    """It waited, and then skipped as many entries as had been lost."""
+    place = deployment.place
+    facts = place.manifest().streams[OUTPUT]
+    reader = StreamReader(
+        Wanted(place, OUTPUT, OPERATOR, Columns.of(facts), identity=False, starting=EARLIEST)
+    )
+    limit = reader.getDefaultReadLimit()
+    begin = reader.initialOffset()
+    assert reader.latestOffset(begin, limit) == begin
+    with pytest.raises(UserError, match="ends at 0, and the query has read up to 1"):
+        reader.latestOffset({**begin, "offset": begin["offset"] + 1}, limit)

@@ -20,12 +20,13 @@ from tiercel.bench.averages import INPUT, INPUT_SCHEMA
 from tiercel.bench.outages import check_ours
 from tiercel.bench.steady import OPERATOR, Traffic, declare
 from tiercel.core.settings import Settings
+from tiercel.runtime.lives import Lives
 from tiercel.runtime.place import Place
 from tiercel.runtime.registry import Address
 from tiercel.runtime.storing import directory_of
 from tiercel.spark.live import Live
 from tiercel.spark.status import ProcessStatus
-from tiercel.spark.vigil import Silence, together
+from tiercel.spark.vigil import MACHINE_TRIES, Crowding, Silence, together
 
 INSTANCES = [f"{OPERATOR}@cloud#1", f"{OPERATOR}@cloud#2"]
 REPLICA = "replica 1 of cloud"
@@ -74,6 +75,40 @@ def test_killed_with_its_disk_it_comes_back_from_its_replica(
         until_reborn(live, before)
         traffic.go_on()
     traffic.finish()
+
+
+def test_a_site_whose_copies_are_at_another_comes_back_from_there_and_goes_on_when_that_is_changed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    local = str(tmp_path / "disks" / "{executor}")
+    counter = f"{OPERATOR}@edge-1#1"
+    wish: dict[str, Any] = {"durability": "replica", "local": local}
+    rounds = 0
+
+    def replicas() -> list[str]:
+        return [found.name for found in live.status().processes if found.kind == "replica"]
+
+    for copies_at, held in (({"edge-1": "cloud"}, True), (None, True), ({}, False)):
+        with tiercel.start(
+            spark, ["cloud", "edge-1"], tmp_path / "storage", copies_at=copies_at, **wish
+        ) as live:
+            traffic = Traffic(*declare(live, instances={"edge-1": 1}), begin=rounds)
+            traffic.go_on(5)
+            assert replicas() == ([REPLICA] if held else [REPLICA, "replica 1 of edge-1"])
+            holder = REPLICA if held else "replica 1 of edge-1"
+            while process(live, counter).replica_behind is None:  # it is said once a second
+                time.sleep(0.1)
+            assert process(live, "edge-1").replica == process(live, counter).replica == holder
+            assert f"{holder} holds copies of: {counter} (" in str(live.status())
+            if not rounds:
+                for name in ("edge-1", counter):
+                    before = process(live, name)
+                    disk = directory_of(live.place, live.place.manifest(), name, before.executor)
+                    os.kill(ours(live, name), signal.SIGKILL)
+                    disk.rename(tmp_path / f"gone {name}")
+                    until_reborn(live, before)
+                    traffic.go_on(5)
+            rounds = traffic.finish()
 
 
 @pytest.mark.parametrize("name", [INSTANCES[0], "cloud", pytest.param(REPLICA, marks=pytest.mark.long)])
@@ -192,18 +227,40 @@ def test_a_durability_that_there_is_not_and_too_few_slots_are_refused(
 
 
 @pytest.mark.long
-def test_an_executor_is_killed_and_its_disk_deleted_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("site", ["cloud", "edge-1"])
+def test_an_executor_is_killed_and_its_disk_deleted_and_nothing_is_lost_or_doubled(
+    tmp_path: Path, site: str
+) -> None:
+    """Copies are at the cloud, also those of the edge."""
     program = Path(__file__).with_name("lost_executor.py")
-    command = [sys.executable, str(program), str(tmp_path)]
+    command = [sys.executable, str(program), str(tmp_path), site]
     environment = os.environ | {"PYTHONPATH": SOURCES}
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     report = json.loads(ended.stdout.splitlines()[-1])
     assert report["rounds"] > 60
     assert report["warm_on"] == 2  # a worker waits on each executor, whichever dies
-    assert [("cloud" in lost, "replica 1 of cloud" in lost) for lost in report["lost"]].count(
+    assert [(site in lost, "replica 1 of cloud" in lost) for lost in report["lost"]].count(
         (False, False)
     ) == 0
+    assert set(report["replicas"]) == {"replica 1 of cloud", "replica 2 of cloud"}
+    assert set(report["holders"]) <= set(report["replicas"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("machines", ["112", "111"])
+def test_two_replicas_of_a_site_are_on_two_machines_if_there_are_two(tmp_path: Path, machines: str) -> None:
+    """Three executors play machines; where there is one machine only, everything starts all the same."""
+    program = Path(__file__).with_name("several_machines.py")
+    command = [sys.executable, str(program), str(tmp_path), machines]
+    environment = os.environ | {"PYTHONPATH": SOURCES}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    report = json.loads(ended.stdout.splitlines()[-1])
+    executors, used = zip(*report["replicas"], strict=True)
+    assert len(set(executors)) == 2
+    assert len(set(used)) == len(set(machines))
+    assert report["with_copy_elsewhere"] == (report["processes"] if len(set(machines)) > 1 else [])
 
 
 def test_of_two_replicas_on_one_executor_the_younger_one_moves(tmp_path: Path) -> None:
@@ -213,6 +270,45 @@ def test_of_two_replicas_on_one_executor_the_younger_one_moves(tmp_path: Path) -
         place.registry.publish(Address(name, "127.0.0.1", 1, 1, 1, executor="7"))
         time.sleep(0.01)
     assert together(place, place.registry.names()) == ["replica 1 of cloud"]
+
+
+def publish(place: Place, **where: tuple[str, str]) -> None:
+    """Who is on which executor of which machine: `a1` is replica 1 of site a, `a` its router."""
+    for name, (executor, machine) in where.items():
+        full = f"replica {name[1]} of {name[0]}" if name[1:] else name
+        place.registry.publish(Address(full, "127.0.0.1", 1, 1, 1, executor=executor, machine=machine))
+        time.sleep(0.01)
+
+
+def test_of_two_replicas_on_one_machine_the_younger_one_moves_if_there_is_another(tmp_path: Path) -> None:
+    place, crowding = Place(tmp_path), Crowding()
+
+    def look() -> list[str]:
+        return crowding.look(place, place.registry.names())
+
+    publish(place, a1=("1", "m"), a2=("2", "m"), b1=("1", "m"), a=("3", "m"))
+    assert together(place, place.registry.names()) == []
+    assert look() == []  # there is no other machine
+    publish(place, a=("4", "n"))
+    assert look() == ["replica 2 of a"]
+    publish(place, a2=("4", "n"))
+    assert look() == []
+    publish(place, a2=("2", "m"))
+    assert [look() for _ in range(MACHINE_TRIES + 2)] == [["replica 2 of a"]] * MACHINE_TRIES + [[], []]
+    publish(place, b=("5", "o"))  # a machine that is new: it is worth another try
+    assert look() == ["replica 2 of a"]
+
+
+def test_a_replica_that_somebody_may_come_back_from_stays(tmp_path: Path) -> None:
+    place, crowding = Place(tmp_path), Crowding()
+    publish(place, a1=("1", "m"), a2=("2", "m"), a=("4", "n"))
+    lives = Lives(place.lives, "a")
+    lives.claim(0)
+    lives.note_held(1, "replica 2 of a")
+    assert crowding.look(place, place.registry.names()) == ["replica 2 of a"]
+    time.sleep(0.01)
+    publish(place, a=("4", "n"))  # it has come back just now, and does not follow yet
+    assert crowding.look(place, place.registry.names()) == []
 
 
 def test_silence_is_counted_between_looks_of_a_driver_that_is_awake() -> None:

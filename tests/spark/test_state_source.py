@@ -14,6 +14,7 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, GreaterThan, In
 from rocksdict import Options, Rdict
 
 import tiercel
+from tiercel.bench.steady import OPERATOR, declare
 from tiercel.core.effects import Write
 from tiercel.core.readers import Reader
 from tiercel.core.records import KeyImage
@@ -21,6 +22,7 @@ from tiercel.core.routing import slot_of
 from tiercel.core.taken import Cursor
 from tiercel.core.topology import Operator, Stream, Topology
 from tiercel.errors import UserError
+from tiercel.runtime.moments import State as Shipped
 from tiercel.runtime.place import Manifest, Place, StreamFacts
 from tiercel.runtime.store import Store
 from tiercel.runtime.tables import encode_key
@@ -30,10 +32,11 @@ from tiercel.spark.kept_state import image_columns
 from tiercel.spark.processors import DeclaredState, Variable
 from tiercel.spark.schema import Columns
 from tiercel.spark.state_schema import facts_of
-from tiercel.spark.state_source import Asked, StateReader, key_columns
+from tiercel.spark.state_source import Asked, StateReader, key_columns, variables
 from tiercel.state import backup, history
 
 A, B = "op@cloud#1", "op@cloud#2"
+INSTANCE = f"{OPERATOR}@cloud#1"
 SLOTS = 16
 KEYS = Columns("k string, n int", ("k", "n"))
 VALUE = "total bigint, at timestamp, cost decimal(10,2)"
@@ -204,6 +207,41 @@ def test_state_as_of_a_number_or_a_time_comes_from_the_backup(
     columns = state(spark, None, backup=copies, asOf=f"{A}=1", layout="columns")
     [row] = columns.where("key.k = 'k3' AND key.n = 3").collect()
     assert (row.state.total.total, row.instance) == (1, B)
+
+
+def test_state_as_of_what_a_running_deployment_has_shipped_since_its_base(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Files that the deployment itself has written while rows came: a base, and increments behind it."""
+    location, sensors = str(tmp_path / "backup"), range(3)
+
+    def newest() -> Shipped | None:
+        return next((found for found in reversed(history(location)) if found.process == INSTANCE), None)
+
+    def counts(as_of: str) -> dict[int, int]:
+        asked = Asked.of({"backup": location, "operator": OPERATOR, "asOf": as_of})
+        found = [(each.key, *variables(each.image)) for each in asked.stored(asked.numbers())]
+        return {asked.key.key_values(key)[0]: json.loads(value or "")[0] for key, (_, _, value) in found}
+
+    plan = {"location": location, "every_s": 0.05}
+    shipped: dict[int, Shipped] = {}  # by the rows of each sensor that it has
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage", backup=plan) as live:
+        readings, _ = declare(live)
+        with readings.producer("p") as producer:
+            for rows in (1, 2, 3):
+                producer.send_many([(sensor, rows, 0, 1.0) for sensor in sensors])
+                while rows not in shipped:
+                    found = newest()
+                    if found and counts(f"{INSTANCE}={found.number}") == dict.fromkeys(sensors, rows):
+                        shipped[rows] = found
+    assert (shipped[2].kind, shipped[3].kind) == ("increment", "increment")
+    for rows, found in shipped.items():
+        for as_of in (f"{INSTANCE}={found.number}", found.written):
+            assert counts(as_of) == dict.fromkeys(sensors, rows)
+    frame = state(spark, None, backup=location, operator=OPERATOR, layout="columns", asOf=shipped[2].written)
+    assert {row.key.sensor: row.state.average["count"] for row in frame.collect()} == dict.fromkeys(
+        sensors, 2
+    )
 
 
 @pytest.mark.parametrize(

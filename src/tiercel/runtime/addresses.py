@@ -1,12 +1,14 @@
-"""Where others reach a process that listens at every address of its machine.
+"""Where others reach a process that listens at every address of its machine, and which machine that is.
 
-Responsible for: an address to publish that is one.
+Responsible for: an address to publish that is one; a name of the machine that its executors have in common.
 Not responsible for: publishing it (registry.py), listening (peers.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from pathlib import Path
 
 from tiercel.errors import UserError
 
@@ -16,6 +18,14 @@ EVERY_ADDRESS = {
     "::": socket.AF_INET6,
 }  # to listen at; nobody can dial these
 ANY_PORT = 9  # nothing is sent there
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def machine_here() -> str:
+    """The same for all that die together with this machine: containers have addresses of their own."""
+    with contextlib.suppress(OSError):
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    return socket.gethostname()
 
 
 def reachable(bind: str, toward: str) -> str:

@@ -50,6 +50,7 @@ from tiercel.core.events import (
 )
 from tiercel.core.faults import ProtocolViolation
 from tiercel.core.messages import Message
+from tiercel.runtime.addresses import machine_here
 from tiercel.runtime.link import HandshakeFailed
 from tiercel.runtime.machine import Machine, MissingStore, OnEvents, tame_collector, wall_clock
 from tiercel.runtime.metrics import Meter
@@ -130,7 +131,7 @@ class Host:
         self._load_share = load_share
         self._inheriting: asyncio.Task[None] | None = None
         self._on_launch, self._on_retire = on_launch, on_retire
-        self._meter = Meter(metrics, name, machine) if metrics is not None else None
+        self._meter = Meter(metrics, name, machine, replication) if metrics is not None else None
         self._clock = wall_clock()
         self._links = self._peers.links
         self._waiting: deque[Event] = deque()
@@ -180,7 +181,7 @@ class Host:
         """Tell everyone where we listen. A client does not: nobody needs to find it."""
         port, nearby = where
         here = (self.name, self._advertise, port, os.getpid(), self._life, nearby)
-        self._registry.publish(Address(*here, stage, attempt, task, executor))
+        self._registry.publish(Address(*here, stage, attempt, task, executor, machine_here()))
 
     def is_found(self) -> bool:
         """Whether everyone can know where we listen."""

@@ -1,4 +1,4 @@
-"""What a user says about where state is kept: `backup=` and `local=`, checked.
+"""What a user says about where state is kept: `backup=`, `local=` and `copies_at=`, checked.
 
 Responsible for: refusing what could not work, and what would lose state.
 Not responsible for: keeping it (storing.py, shipping.py).
@@ -6,7 +6,8 @@ Not responsible for: keeping it (storing.py, shipping.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +28,16 @@ class Keeping(NamedTuple):
     backup: BackupPlan | None = None
     local: str = ""
     replicas: ReplicaPlan | None = None
+    copies_at: dict[str, str] | None = None  # site -> the site that holds its copies; None: as before
 
     @classmethod
     def of(
-        cls, backup: str | Mapping[str, Any] | None, local: str | Path | None, durability: str = "os"
+        cls,
+        backup: str | Mapping[str, Any] | None,
+        local: str | Path | None,
+        durability: str = "os",
+        copies_at: Mapping[str, str] | None = None,
+        sites: Collection[str] = (),
     ) -> Keeping:
         plan = parse_backup(backup)
         place = "" if local is None else str(local)
@@ -42,10 +49,13 @@ class Keeping(NamedTuple):
                 expected="a backup that processes are restored from elsewhere, or durability 'replica'",
                 hint='tiercel.start(..., local="/mnt/disk", backup="file:///backups/app")',
             )
-        return cls(plan, place)
+        return cls(plan, place, None, parse_copies_at(copies_at, durability, sites))
 
     def applied(self, manifest: Manifest, found: Manifest | None) -> Manifest:
-        """The manifest with this in it. With `local`, a backup is where a process finds its state."""
+        """The manifest with this in it. With `local`, a backup is where a process finds its state.
+
+        Which site holds whose copies may change from start to start: replicas begin with nothing each time.
+        """
         if found is not None and (found.local or self.local):
             places = [plan.location if plan is not None else None for plan in (found.backup, self.backup)]
             if places[0] != places[1]:
@@ -60,7 +70,36 @@ class Keeping(NamedTuple):
                     expected="the same local= as before: replicas hold copies only while it runs",
                     hint="let it run once with backup= and the old local=, then with backup= and the new one",
                 )
-        return msgspec.structs.replace(manifest, backup=self.backup, local=self.local, replicas=self.replicas)
+        replicas, at = self.replicas, self.copies_at
+        if replicas is not None:
+            if at is None:
+                at = found.replicas.at if found is not None and found.replicas is not None else {}
+            replicas = msgspec.structs.replace(replicas, at=at)
+        return msgspec.structs.replace(manifest, backup=self.backup, local=self.local, replicas=replicas)
+
+
+def parse_copies_at(
+    copies_at: Mapping[Any, Any] | None, durability: str, sites: Collection[str]
+) -> dict[str, str] | None:
+    """`{"edge-1": "cloud"}`, without those that keep to their own replicas; None: nothing was said."""
+    if copies_at is None:
+        return None
+    example = 'a site and the site that holds its copies, as in {"edge-1": "cloud"}'
+    if not isinstance(copies_at, Mapping):
+        raise UserError(f"copies_at = {copies_at!r}", expected=example)
+    for site in itertools.chain.from_iterable(copies_at.items()):
+        if not isinstance(site, str) or site not in sites:
+            raise UserError(
+                f"copies_at = {dict(copies_at)!r}: unknown site {site!r}",
+                expected=f"sites of this deployment: {', '.join(sites)}",
+            )
+    if copies_at and durability != "replica":
+        raise UserError(
+            f"copies_at = {dict(copies_at)!r} with durability {durability!r}",
+            expected="durability 'replica': only then another process holds a copy",
+            hint='tiercel.start(..., durability="replica", copies_at=...)',
+        )
+    return {site: at for site, at in copies_at.items() if at != site}
 
 
 def parse_backup(backup: str | Mapping[str, Any] | None) -> BackupPlan | None:

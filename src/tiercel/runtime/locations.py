@@ -17,6 +17,12 @@ from typing import Any
 
 from tiercel.errors import UserError
 
+PACKAGES = {  # what fsspec needs besides itself, of locations that people back up to
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs"), "adlfs"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+}
 BURST_S = 0.002  # that readers may be ahead of their speed
 SLICE_BYTES = 16 * 1024  # that a thread reads in its turn, where speed is limited
 
@@ -40,6 +46,7 @@ class Location:
             raise UserError(
                 f"backup location {url!r}: {error}",
                 expected="a directory or a URL of fsspec, as file:///backups/app or s3://bucket/app",
+                hint=_missing(self.url, error),
             ) from error
         protocols = self._files.protocol
         self._local = "file" in ((protocols,) if isinstance(protocols, str) else protocols)
@@ -114,6 +121,14 @@ class Location:
             expected="a backup location that can be read and written from here",
             hint="see that it is there, and that you may use it; nothing that lies there was changed",
         )
+
+
+def _missing(url: str, error: Exception) -> str | None:
+    """Which package knows this kind of URL, if only that is missing."""
+    package = PACKAGES.get(url.partition("://")[0])
+    if package is None or not isinstance(error, ImportError):
+        return None
+    return f"pip install {package}, for the driver and every executor"
 
 
 def _replace(path: Path, data: bytes) -> None:

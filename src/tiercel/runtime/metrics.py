@@ -13,11 +13,14 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
 from tiercel.core.topology import operator_of, site_of
+
+if TYPE_CHECKING:
+    from tiercel.runtime.replication import Replication
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ class Measured(Protocol):
         """Counters that only grow: rows, outputs, waited_ms, waited. The others as they are now."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process in one second."""
 
     at_ms: int
@@ -52,15 +55,20 @@ class Line(msgspec.Struct, frozen=True):
     moves: int  # under way
     hot_keys: int | None = None  # decoded in memory; the others are read back when they are needed
     read_back: float | None = None  # keys per second
+    replica: str | None = None  # that holds its copy; empty: none does just now; None: it has no replicas
+    replica_behind: int | None = None  # batches that were committed and that it is not known to hold
 
 
 class Meter:
     """Writes the lines of one process."""
 
-    def __init__(self, directory: Path, name: str, machine: object) -> None:
+    def __init__(
+        self, directory: Path, name: str, machine: object, replication: Replication | None = None
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._name = name
         self._machine = machine if isinstance(machine, Measured) else None
+        self._replication = replication
         self._second = int(time.time())
         self._path = directory / f"{name}.jsonl"
         self._at_s = time.monotonic()
@@ -92,6 +100,7 @@ class Meter:
         grown = {name: value - self._before.get(name, 0) for name, value in gauges.items()}
         is_instance = "@" in self._name
         waited = grown.get("waited", 0)
+        replica, behind = (None, None) if self._replication is None else self._replication.copied()
         line = Line(
             at_ms=int(time.time() * 1e3),
             site=site_of(self._name) if is_instance else self._name,
@@ -108,6 +117,8 @@ class Meter:
             moves=int(gauges.get("moves", 0)),
             hot_keys=_whole(gauges.get("hot_keys")),
             read_back=round(grown["read_back"] / took_s, 1) if "read_back" in grown else None,
+            replica=replica,
+            replica_behind=behind,
         )
         self._at_s, self._busy_s, self._before = now_s, busy_s, gauges
         return line
@@ -137,6 +148,12 @@ def read_lines(directory: Path, after_s: int, until_s: int) -> list[Line]:
         if after_s < line.at_ms // 1000 <= until_s
     }
     return [found[place] for place in sorted(found)]
+
+
+def last_lines(directory: Path) -> dict[str, Line]:
+    """The line of each process that has written one a moment ago."""
+    now_s = int(time.time())
+    return {line.process: line for line in read_lines(directory, now_s - OVERLAP_S, now_s + 1)}
 
 
 def _files(directory: Path) -> list[Path]:

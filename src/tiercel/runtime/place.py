@@ -90,6 +90,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
 
     per_site: int = 1  # tasks that hold copies; with two, each process has one on another executor
     apart: bool = False  # only a copy on another executor counts
+    at: dict[str, str] = {}  # site -> the site whose replicas hold its copies; others keep to their own
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ class Address(msgspec.Struct, frozen=True):
     attempt: int = -1
     task: int = -1
     executor: str = ""
+    machine: str = ""  # executors of one machine have the same; empty: nobody knows
 
 
 class Registry:

@@ -8,8 +8,8 @@ Not responsible for: following from then on (replication.py), storage without re
     missing, or of an earlier life           the replica that follows us is asked, and refuses earlier lives:
         it holds a newer one                     that is restored
         it holds an older one                    it is opened
-        it holds nothing any more                what its last life left on a disk of this host is taken, as
-                                                 after the end of the whole application; or its backup;
+        it holds nothing any more, or is         what its last life left on a disk of this host is taken, as
+        not one of ours since this start         after the end of the whole application; or its backup;
                                                  without either, an error says so
 """
 
@@ -25,6 +25,7 @@ from typing import NamedTuple
 from tiercel.core import messages as m
 from tiercel.core.topology import site_of
 from tiercel.errors import UserError
+from tiercel.runtime.addresses import machine_here
 from tiercel.runtime.backups import ProcessBackup
 from tiercel.runtime.fetching import Fetching
 from tiercel.runtime.lives import Claim, Lives
@@ -83,8 +84,9 @@ def open_replicated(
         backup.claim(claim.life - 1)
         shipper = Shipper(store, backup, manifest.backup, head)
         safekeeping = Safekeeping(shipper, safe_first=is_instance or manifest.backup.strict)
+    here_too = (executor, machine_here())
     apart = manifest.replicas.apart
-    replication = Replication(process, store, lives, place.registry, replicas, executor, apart=apart)
+    replication = Replication(process, store, lives, place.registry, replicas, *here_too, apart=apart)
     return Replicated(Storage(store, safekeeping), replication)
 
 
@@ -126,7 +128,10 @@ def _restore_if_needed(
     held = state is not None and state.through >= 0
     if holder and not held and (found is None or claim.elsewhere):
         if not _restore_from_neighbour(process, directory, lives):
-            _restore_from_backup(manifest, process, directory, backup, holder, answered=state is not None)
+            says = "does not answer" if state is None else "holds it no more"
+            if holder not in replicas:
+                says = f"does not run any more: since this start copies are held by {' and '.join(replicas)}"
+            _restore_from_backup(manifest, process, directory, backup, f"{holder} {says}")
     elif not holder and found is None and backup is not None and backup.head() is not None:
         restore(backup, directory)  # it had no replica when it ran last
 
@@ -165,13 +170,10 @@ def _restore_from_backup(
     process: str,
     directory: Path,
     backup: ProcessBackup | None,
-    holder: str,
-    *,
-    answered: bool,
+    says: str,
 ) -> None:
     if backup is None or backup.head() is None:
-        says = "holds it no more" if answered else "does not answer"
-        what = f"both copies of {process} are gone: {directory} has none of now, and {holder} {says}"
+        what = f"both copies of {process} are gone: {directory} has none of now, and {says}"
         raise UserError(
             what,
             expected="one of the two to survive: its disk, or its replica on another executor",

@@ -1,6 +1,7 @@
 """Everything that a store commits, on its way to a replica: what it holds is durable.
 
-Responsible for: which replica holds our copy, bringing it up to date, saying how far it is.
+Responsible for: which replica holds our copy, bringing it up to date, saying how far it is. One on another
+    executor, and on another machine where there is one.
 Not responsible for: holding copies (keeper.py), finding one when we come back (replicated.py).
 
     AWAY --connected--> ASKED --it holds what we had--> FOLLOWING: one CopyBatch per turn of the host
@@ -19,6 +20,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from tiercel.core import messages as m
 from tiercel.core.messages.replicas import CopiedPairs
@@ -65,9 +67,18 @@ def site_of_replica(process: str) -> str:
 
 
 def replicas_of(manifest: Manifest, site: str) -> list[str]:
-    """Those that may hold copies for the processes of a site."""
+    """Those that may hold copies for the processes of a site: its own, or those of the site it was given."""
     plan = manifest.replicas
-    return [] if plan is None else [replica_name(site, n + 1) for n in range(plan.per_site)]
+    if plan is None:
+        return []
+    return [replica_name(plan.at.get(site, site), n + 1) for n in range(plan.per_site)]
+
+
+class Copied(NamedTuple):
+    """How far a process's copy is, as the process knows it."""
+
+    replica: str  # that follows; empty: none does
+    behind: int  # batches that were committed, and that no replica is known to hold
 
 
 class Kept:
@@ -90,6 +101,7 @@ class Replication:
         registry: Registry,
         replicas: Sequence[str],
         executor: str = "",
+        machine: str = "",
         *,
         apart: bool = False,
     ) -> None:
@@ -98,7 +110,8 @@ class Replication:
         self.peer = ""  # the replica of our choice
         self.phase = Phase.AWAY
         self._store, self._lives, self._registry = store, lives, registry
-        self._replicas, self._executor, self._apart = tuple(replicas), executor, apart
+        self._replicas, self._apart = tuple(replicas), apart
+        self._executor, self._machine = executor, machine
         self._opened_with = store.batches
         self._kept: deque[Kept] = deque()  # not known to be held, in order
         self._sent = 0  # the last batch that was sent
@@ -130,14 +143,22 @@ class Replication:
     def concerns(self, peer: str) -> bool:
         return peer in self._replicas
 
+    def copied(self) -> Copied:
+        """For the metrics of this process."""
+        return Copied(self.peer if self.phase is Phase.FOLLOWING else "", len(self._kept))
+
     def choose(self) -> None:
-        """Stay with the one we have while it will do; called a few times a second."""
-        if not self._will_do(self.peer):
-            better = next((name for name in self._replicas if self._will_do(name)), "")
-            if better != self.peer:  # also if there is none: a copy on our own executor would be lost with us
-                left, self.peer, self.phase = self.peer, better, Phase.AWAY
-                self._parts = iter(())
-                self._leave(left)
+        """Stay with the one we have while there is no better one; called a few times a second.
+
+        While a better one gets everything nothing is acknowledged, so what the other holds stays enough.
+        """
+        best = max([self.peer, *self._replicas], key=self._worth)  # of equals the first: the one we have
+        if not self._worth(best):
+            best = ""  # a copy on our own executor would be lost with us
+        if best != self.peer:
+            left, self.peer, self.phase = self.peer, best, Phase.AWAY
+            self._parts = iter(())
+            self._leave(left)
         if self.phase is Phase.FOLLOWING or not self._kept:
             self._quiet_until = time.monotonic() + LOUD_S
         elif time.monotonic() > self._quiet_until:
@@ -151,9 +172,12 @@ class Replication:
                 state,
             )
 
-    def _will_do(self, name: str) -> bool:
+    def _worth(self, name: str) -> int:
+        """0: it will not do; 1: it will; 2: it is on another machine as well."""
         address = self._registry.find(name) if name else None
-        return address is not None and not (self._apart and address.executor == self._executor)
+        if address is None or (self._apart and address.executor == self._executor):
+            return 0
+        return 2 if self._apart and address.machine not in ("", self._machine) else 1
 
     def connected(self, peer: str) -> None:
         if peer == self.peer:

@@ -1,12 +1,14 @@
-"""What enters a deployment when it begins: initial state, then the DataFrames that feed its streams.
+"""What enters a deployment when it begins: instances, initial state, then the DataFrames that feed it.
 
-Responsible for: initial state once in the life of a deployment; feeds as named queries of Spark.
+Responsible for: instances that work; initial state once in the life of a deployment; feeds as named queries
+    of Spark.
 Not responsible for: how rows become tuples (ends.py, feed.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable
 
 import msgspec
@@ -16,14 +18,36 @@ from pyspark.sql import DataFrame
 from tiercel.errors import UserError
 from tiercel.runtime.copies import describe
 from tiercel.runtime.place import Place
+from tiercel.spark.console import Console
 from tiercel.spark.ends import RowProducer
-from tiercel.spark.hosting import reason_of
+from tiercel.spark.hosting import Hosting, could_not_start, reason_of
 from tiercel.spark.kept_state import PackedState
 from tiercel.spark.schema import Columns
 from tiercel.spark.streams import Feed
 
+ATTACH_S_MAX = 60.0
 INITIAL_ROWS = 500  # of initial state in one frame
 INITIAL_BYTES = 4 * 1024 * 1024  # the same; a key's whole state may be large
+
+
+def wait_attached(place: Place, hosting: Hosting, console: Console, instances: Iterable[str]) -> None:
+    """Until they work: their routers have heard of them."""
+    give_up = time.monotonic() + ATTACH_S_MAX
+    missing = set(instances)
+    while missing and time.monotonic() < give_up:
+        for name in missing & set(hosting.failures):
+            raise could_not_start(name, hosting.failures[name])
+        console.refresh()
+        missing -= console.running()
+        missing &= set(place.wanted())  # the controller may have let one go meanwhile
+        if missing:
+            time.sleep(0.02)
+    if missing:
+        raise UserError(
+            f"{', '.join(sorted(missing))} did not attach within {ATTACH_S_MAX:g} s",
+            expected="every instance in touch with the router of its site",
+            hint="the executors' logs say what they wait for; they must reach each other's ports",
+        )
 
 
 def give_initial_state(place: Place, operator: str, columns: Columns, given: DataFrame | PackedState) -> None:

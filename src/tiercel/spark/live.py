@@ -15,7 +15,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -42,9 +41,9 @@ from tiercel.spark.console import Console
 from tiercel.spark.datasource import register
 from tiercel.spark.decommission import Handover, Watch
 from tiercel.spark.ends import end_client
-from tiercel.spark.entering import check_feed_name, give_initial_state, is_given, start_feed
+from tiercel.spark.entering import check_feed_name, give_initial_state, is_given, start_feed, wait_attached
 from tiercel.spark.graph import Graph, Listening, StreamDeclaration, columns_of, parse_delay, parse_sites
-from tiercel.spark.hosting import Build, Hosting, build_host, could_not_start, hosted
+from tiercel.spark.hosting import Build, Hosting, build_host, hosted
 from tiercel.spark.moves import Moving, Scaling
 from tiercel.spark.probing import probe
 from tiercel.spark.schema import Schema
@@ -56,8 +55,6 @@ from tiercel.spark.streams import Feed, LiveStream, union_of
 from tiercel.spark.upgrading import try_upgrade
 from tiercel.spark.vigil import Vigil
 from tiercel.spark.wishes import Wishes
-
-ATTACH_S_MAX = 60.0
 
 
 def start(
@@ -73,6 +70,7 @@ def start(
     tls: TlsWish = None,
     backup: str | Mapping[str, Any] | None = None,
     local: str | Path | None = None,
+    copies_at: Mapping[str, str] | None = None,
     spare_workers: int = 1,
 ) -> Live:
     """A deployment in this Spark application; nothing runs before it is used. Use it in a `with`.
@@ -90,7 +88,9 @@ def start(
     executor, and are restored from the backup wherever they come back; `{executor}` in it is its id.
 
     `durability` is what an acknowledgement means: `os`, the process may die; `disk`, the power may fail;
-    `replica`, the disk may be lost: another task, on another executor, holds it too.
+    `replica`, the disk may be lost: another task, on another executor, holds it too. `copies_at` says for
+    some sites that the replicas of another site hold their copies, as in `{"edge-1": "cloud"}`; a site that
+    is not named has its own. Without it, all is as it was on this storage.
 
     `spare_workers` wait warm on each executor for a death; as many as `recover(over=)` let all begin at once.
     """
@@ -99,7 +99,7 @@ def start(
     spark = spark or open_session("tiercel")
     sites = parse_sites(sites)
     listening = Listening.of(bind, ports, advertise, tls, sites)
-    keeping = Keeping.of(backup, local, durability)
+    keeping = Keeping.of(backup, local, durability, copies_at, sites)
     return Live(spark, sites, storage, durability, settings, listening, keeping, spare_workers)
 
 
@@ -268,7 +268,8 @@ class Live:
         try:
             hosting.evict()
             self.place.registry.clear()
-            start_replicas(self.place, manifest, hosting)
+            others = len(manifest.topology.sites) + len(instances)
+            start_replicas(self.backend, self.place, manifest, hosting, others)
             for site in manifest.topology.sites:
                 hosting.start(site)
             for instance in instances:
@@ -276,7 +277,7 @@ class Live:
             for name in [*manifest.topology.sites, *instances]:
                 hosting.wait(name)
             self._console = Console(self.place, self._launch, self._retire)
-            self._wait_attached(instances)
+            wait_attached(self.place, hosting, self._console, instances)
             self._watch = Watch(self.backend, self.place, manifest.topology, hosting, self._console)
             apart = manifest.replicas is not None and manifest.replicas.apart
             self._vigil = Vigil(self.backend, self.place, hosting, apart=apart)
@@ -291,26 +292,6 @@ class Live:
             self.stop()
             raise
         return self
-
-    def _wait_attached(self, instances: Iterable[str]) -> None:
-        assert self._console is not None
-        assert self._hosting is not None
-        give_up = time.monotonic() + ATTACH_S_MAX
-        missing = set(instances)
-        while missing and time.monotonic() < give_up:
-            for name in missing & set(self._hosting.failures):
-                raise could_not_start(name, self._hosting.failures[name])
-            self._console.refresh()
-            missing -= self._console.running()
-            missing &= set(self.place.wanted())  # the controller may have let one go meanwhile
-            if missing:
-                time.sleep(0.02)
-        if missing:
-            raise UserError(
-                f"{', '.join(sorted(missing))} did not attach within {ATTACH_S_MAX:g} s",
-                expected="every instance in touch with the router of its site",
-                hint="the executors' logs say what they wait for; they must reach each other's ports",
-            )
 
     def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame:
         reader = self.spark.readStream.format("tiercel").option("storage", str(self.place.directory))
@@ -366,10 +347,10 @@ class Live:
         return Wishes(self.backend, self.graph, self._console, self._hosting, self._launch_attached)
 
     def _launch_attached(self, instance: str) -> None:
-        assert self._hosting is not None
+        assert self._console is not None and self._hosting is not None  # noqa: PT018
         self._launch(instance)
         self._hosting.wait(instance)
-        self._wait_attached([instance])
+        wait_attached(self.place, self._hosting, self._console, [instance])
 
     def _launch(self, instance: str) -> None:
         """The controller wants it; asked again while it starts."""

@@ -25,7 +25,7 @@ WAIT_S = 0.3  # one wait for news; Spark asks again at once, and may stop the qu
 SCHEMA = """
     at timestamp, site string, process string, kind string, operator string, rate double, outputs double,
     latency_ms double, lag bigint, state_keys bigint, state_bytes bigint, busy double, moves int,
-    hot_keys bigint, read_back double
+    hot_keys bigint, read_back double, replica string, replica_behind bigint
 """
 
 
@@ -109,4 +109,6 @@ def _row(line: Line) -> tuple[Any, ...]:
         line.moves,
         line.hot_keys,
         line.read_back,
+        line.replica,
+        line.replica_behind,
     )

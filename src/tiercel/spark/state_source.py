@@ -23,6 +23,7 @@ JSON shows values as they are kept: times in microseconds, dates in days since 1
 A variable with a time to live keeps each value as [value, expiry in ms], and so it is shown.
 
 Where a filter gives all key columns (=, <=> or IN), only these keys are read; Spark checks all filters again.
+Out of a backup (asOf, backup, a deployment with `local`) whole instances are restored first, then read so.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiercel.core.topology import operator_of, site_of
+from tiercel.runtime.lives import Lives
+from tiercel.runtime.metrics import Line, last_lines
 from tiercel.runtime.place import Place
 from tiercel.runtime.replicated import has_copy
 from tiercel.runtime.replication import is_replica, site_of_replica
@@ -41,6 +43,9 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     slots: int
     reason: str = ""
     suspicions: int = 0  # how often it gave no sign of life, and was started again
+    machine: str = ""  # executors of one machine have the same
+    replica: str = ""  # with durability `replica`: who holds its copy now; empty: nobody
+    replica_behind: int | None = None  # batches that it had committed and that one not, a second ago
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -60,6 +65,12 @@ class Status(msgspec.Struct, frozen=True):
     def as_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
+
+    def near_their_copy(self) -> list[str]:
+        """Who shares the machine of the replica that holds its copy, on another executor."""
+        by_name = {p.name: p for p in self.processes}
+        both = [(p, by_name[p.replica]) for p in self.processes if p.replica in by_name]
+        return [p.name for p, r in both if p.machine == r.machine and p.executor != r.executor]
 
     def __str__(self) -> str:
         lines = [f"deployment {self.id[:8]} in {self.storage}, durability {self.durability}"]
@@ -83,6 +94,11 @@ class Status(msgspec.Struct, frozen=True):
         lines += [f"{p.name}: {p.reason}" for p in self.processes if p.reason]
         if self.durability == "replica" and len({p.executor for p in self.processes}) == 1:
             lines.append("replicas share the executor of those they hold copies of: it is the only one")
+        for replica in sorted({p.replica for p in self.processes} - {""}):
+            held = [f"{p.name} ({_behind(p)})" for p in self.processes if p.replica == replica]
+            lines.append(f"{replica} holds copies of: {', '.join(held)}")
+        if near := self.near_their_copy():
+            lines.append(f"on another executor, but on the machine of their replica: {', '.join(near)}")
         if self.single:
             lines.append(f"no second copy yet, or just now: {', '.join(self.single)}")
         return "\n".join(lines)
@@ -103,8 +119,11 @@ def collect_status(
         moved[name] = len(overrides)
     leaving = {h.executor for h in watch.handovers.values() if h.state == "moving"}
     processes = [_process(name, place, hosting, console, leaving, owned[name]) for name in hosting.names]
-    with_copies = [p.name for p in processes if p.kind != "replica"] if manifest.replicas else []
-    single = [name for name in with_copies if not has_copy(place, name)]
+    if manifest.replicas is not None:
+        lines = last_lines(place.metrics)
+        processes = [_with_copy(p, place, lines.get(p.name)) for p in processes]
+    with_copies = [p for p in processes if p.kind != "replica"] if manifest.replicas else []
+    single = [p.name for p in with_copies if not p.replica]
     return Status(
         manifest.id,
         str(place.directory),
@@ -144,7 +163,21 @@ def _process(
         slots,
         reason,
         hosting.suspicions.get(name, 0),
+        "" if address is None else address.machine,
     )
+
+
+def _with_copy(process: ProcessStatus, place: Place, line: Line | None) -> ProcessStatus:
+    if process.kind == "replica" or not has_copy(place, process.name):
+        return process
+    holder = Lives(place.lives, process.name).holder()
+    behind = line.replica_behind if line is not None and line.replica == holder else None
+    return msgspec.structs.replace(process, replica=holder, replica_behind=behind)
+
+
+def _behind(process: ProcessStatus) -> str:
+    behind = process.replica_behind
+    return "not known yet how far" if behind is None else f"{behind} batches behind"
 
 
 def _feed_state(feed: Feed) -> str:

@@ -154,6 +154,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         after = self._entry(start)
         last = self._end.beyond(after) if self._last is None else self._last
+        if last < after:
+            raise UserError(
+                f"the log of {self._wanted.stream!r} ends at {last}, and the query has read up to {after}",
+                expected="a log that holds what was read",
+                hint="its router has lost a part of it: restore that from a backup, or give the query a new "
+                "checkpointLocation, and it begins anew",
+            )
         if isinstance(limit, ReadMaxRows):  # rows are entries here
             last = min(last, after + limit.max_rows)
         return self._offset(max(last, after))

@@ -1,6 +1,7 @@
-"""Processes that give no sign of life, and replicas that share an executor: noticed, and put right.
+"""Processes that give no sign of life, and replicas that share an executor or a machine: put right.
 
-Responsible for: how long silence may last, who is started again, which replica moves to another executor.
+Responsible for: how long silence may last, who is started again, which replica moves to another executor, and
+    to another machine where we know of one.
 Not responsible for: signs of life (runtime/heart.py), starting (hosting.py), what a suspect does meanwhile:
     it is fenced, so that a false suspicion costs a restart and nothing else.
 
@@ -13,9 +14,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tiercel.runtime.lives import Lives
 from tiercel.runtime.place import Place
+from tiercel.runtime.registry import Address
+from tiercel.runtime.replicated import has_copy
 from tiercel.runtime.replication import is_replica, site_of_replica
 
 if TYPE_CHECKING:
@@ -27,6 +32,7 @@ log = logging.getLogger(__name__)
 LOOKS = 8  # within the time after which silence is suspicious
 LOOK_S_MAX = 1.0
 APART_S = 5.0  # between attempts to bring two replicas of a site apart
+MACHINE_TRIES = 5  # to bring them to two machines: where a task starts is Spark's choice
 
 
 class Silence:
@@ -66,6 +72,7 @@ class Vigil:
         self._look_s = min(LOOK_S_MAX, suspect_s / LOOKS)
         self._silence = Silence(suspect_s, self._look_s)
         self._parted_s = 0.0
+        self._crowding = Crowding()
         self._ending = threading.Event()
         self._thread = backend.thread(self._run, "tiercel-vigil")
         self._thread.start()
@@ -89,24 +96,62 @@ class Vigil:
             if address is None or not self._backend.waits(address.stage):  # else it is dead, and Spark knows
                 self._hosting.suspect(name, silent_s)
         if self._apart and now_s - self._parted_s > APART_S:
-            for name in together(self._place, self._hosting.names):
-                log.warning("%s is on the executor of another replica of its site: it moves", name)
+            names = self._hosting.names
+            shared, what = together(self._place, names), "executor"
+            if not shared:
+                shared, what = self._crowding.look(self._place, names), "machine"
+            for name in shared:
+                log.warning("%s is on the %s of another replica of its site: it moves", name, what)
                 self._hosting.relocate(name)
                 self._parted_s = now_s
 
 
-def together(place: Place, names: list[str]) -> list[str]:
+class Crowding:
+    """Replicas of a site that share a machine although there is another: who moves, a few times at most."""
+
+    def __init__(self) -> None:
+        self._tries = 0
+        self._machines: set[str] = set()  # that we have tried it with
+
+    def look(self, place: Place, names: list[str]) -> list[str]:
+        """One that moves now, or none: it must not hold what nobody else has."""
+        found = [place.registry.find(name) for name in names]
+        machines = {address.machine for address in found if address is not None} - {""}
+        sharing = together(place, names, machine_of)
+        if not sharing or machines != self._machines:
+            self._tries, self._machines = 0, machines
+        if len(machines) < 2 or not sharing or self._tries >= MACHINE_TRIES:
+            return []
+        mover = sharing[0]
+        others = [name for name in names if not is_replica(name)]
+        held = [name for name in others if Lives(place.lives, name).holder() == mover]
+        if not all(has_copy(place, name) for name in held):
+            return []  # somebody may be about to come back from it
+        self._tries += 1
+        return [mover]
+
+
+def executor_of(address: Address) -> str:
+    return address.executor
+
+
+def machine_of(address: Address) -> str:
+    return address.machine or address.executor  # of those that nobody knows each is taken for another one
+
+
+def together(place: Place, names: list[str], where: Callable[[Address], str] = executor_of) -> list[str]:
     """Replicas on an executor that has another of the same site: nobody there has a copy elsewhere.
 
     Of two the younger one is named: the other may hold the only copies that an executor, now lost, has left.
+    The same of machines, if that is asked for.
     """
     taken: set[tuple[str, str]] = set()
     found = []
     for name in sorted(filter(is_replica, names), key=place.registry.since):
         address = place.registry.find(name)
         if address is not None:
-            where = (site_of_replica(name), address.executor)
-            if where in taken:
+            here = (site_of_replica(name), where(address))
+            if here in taken:
                 found.append(name)
-            taken.add(where)
+            taken.add(here)
     return found

@@ -1,4 +1,4 @@
-"""What each process of a deployment keeps, and how far its backup is.
+"""What each process of a deployment keeps, and how far its copies are: in a backup, at a replica.
 
 Responsible for: the three kinds of state, counted beside the processes that write them.
 Not responsible for: the state of single keys (runtime/stored_state.py).
@@ -22,7 +22,9 @@ from tiercel.core.taken import Cursor
 from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.backups import ProcessBackup
+from tiercel.runtime.lives import Lives
 from tiercel.runtime.locations import Location
+from tiercel.runtime.metrics import Line, last_lines
 from tiercel.runtime.place import Manifest, Place
 from tiercel.runtime.store import NO_TABLE, StoreView
 from tiercel.runtime.storing import exists, readable
@@ -58,6 +60,8 @@ class Kept(msgspec.Struct, frozen=True):
     backup_age_s: float | None = None
     backup_behind: int | None = None  # batches that the backup does not have
     backup_problem: str | None = None  # why nothing is known of it, although there should be one
+    replica: str | None = None  # who holds its copy, or held it last
+    replica_behind: int | None = None  # batches that it does not have; None: it holds nothing now
 
 
 def show(storage: str | Path) -> list[Kept]:
@@ -66,10 +70,16 @@ def show(storage: str | Path) -> list[Kept]:
     manifest = place.manifest()
     with readable(place) as processes:
         names = sorted(d.name for d in processes.iterdir() if exists(d)) if processes.is_dir() else []
-        return [kept for name in names for kept in _of_process(processes / name, name, manifest)]
+        lines = last_lines(place.metrics) if manifest.replicas is not None else {}
+        copies = {name: _replica_of(name, place, lines.get(name)) for name in names}
+        return [
+            kept for name in names for kept in _of_process(processes / name, name, manifest, *copies[name])
+        ]
 
 
-def _of_process(directory: Path, name: str, manifest: Manifest) -> list[Kept]:
+def _of_process(
+    directory: Path, name: str, manifest: Manifest, replica: str | None, behind: int | None
+) -> list[Kept]:
     entries: Counter[Kind] = Counter()
     sizes: Counter[Kind] = Counter()
     with contextlib.closing(StoreView(directory)) as view:
@@ -91,7 +101,8 @@ def _of_process(directory: Path, name: str, manifest: Manifest) -> list[Kept]:
         position = _position(view, name, cursor, manifest)
     backup = _backup_of(name, batches, manifest)
     kinds: list[Kind] = [kind for kind in ("processing", "routing", "buffer") if kind in entries]
-    return [Kept(name, k, entries[k], sizes[k], "" if k == "routing" else position, *backup) for k in kinds]
+    copies = (*backup, replica, behind)
+    return [Kept(name, k, entries[k], sizes[k], "" if k == "routing" else position, *copies) for k in kinds]
 
 
 def kind_of(table: str, process: str, manifest: Manifest) -> Kind:
@@ -106,6 +117,17 @@ def _position(view: StoreView, name: str, cursor: Cursor | None, manifest: Manif
     ends = {str(key[1]): value[0] for key, value in view.scan(("head",))}
     ends |= {str(key[1]): value for key, value in view.scan(("stream_head",))}
     return ", ".join(f"{log} {end}" for log, end in sorted(ends.items()))
+
+
+def _replica_of(name: str, place: Place, line: Line | None) -> tuple[str | None, int | None]:
+    """Who holds its copy, and how far behind that is; a replica holds it only as long as both run.
+
+    The process says so itself, once a second: without it nobody knows, and there is nothing to know.
+    """
+    holder = Lives(place.lives, name).holder() or None
+    if line is None or line.replica != holder or place.registry.find(name) is None:
+        return holder, None
+    return holder, line.replica_behind
 
 
 Backed = tuple[int | None, float | None, int | None, str | None]
