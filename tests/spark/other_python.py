@@ -28,7 +28,9 @@ def main(directory: Path, *pythons: str) -> None:
             except tiercel.UserError as error:
                 told.append(str(error))
         spark.stop()
-        assert not (storage / "deployment.json").exists(), "nothing was started, and yet there is a manifest"
+        assert [path.name for path in storage.iterdir()] == ["lock"], (
+            "nothing was started: nothing is written"
+        )
     print(json.dumps(told))
 
 
