@@ -124,7 +124,7 @@ def test_an_heir_whose_name_was_used_before_does_not_take_its_old_store_for_what
     heir = Instance(HEIRS[0], OPERATOR, code, Settings(), 1)
     heir.on_event(Connected("a"), 0.0)
     inherited = Inheritance(DEAD, KeySet(slots=frozenset({1})), 9)
-    reply = m.AttachReply(1, 1, 1, 0, -1, False, 0, [], [], [], inherited)
+    reply = m.AttachReply(1, 1, 1, 0, -1, False, 0, [], [], [], inherited, head=20)
     effects = heir.on_event(Received("a", reply), 0.0)
     assert LoadCheckpoint(values=False, timers=False, number=1) in effects
     older: dict[Any, Any] = {("cursor",): Cursor(3, 8, 1, 0, -1, [])}
@@ -144,7 +144,7 @@ def test_an_heir_whose_checkpoint_the_router_has_not_heard_of_yet_does_not_inher
     heir = Instance(HEIRS[0], OPERATOR, PlainCode(KINDS["chained"]("op", False)), Settings(), 1)
     heir.on_event(Connected("a"), 0.0)
     inherited = Inheritance(DEAD, KeySet(slots=frozenset({1})), 9)
-    reply = m.AttachReply(1, 1, 1, 0, -1, False, 0, [], [], [], inherited)
+    reply = m.AttachReply(1, 1, 1, 0, -1, False, 0, [], [], [], inherited, head=20)
     heir.on_event(Received("a", reply), 0.0)
     since: dict[Any, Any] = {("cursor",): Cursor(3, 12, 1, 0, -1, [], None, 9)}
     effects = heir.on_event(CheckpointLoaded(since, number=1), 0.0)
@@ -156,7 +156,7 @@ def test_a_newcomer_that_died_before_its_first_checkpoint_has_nothing_of_before_
     """Found by seed 1717: only its first life was told, and its second one had keys that others have."""
     comer = Instance(DEAD, OPERATOR, PlainCode(KINDS["chained"]("op", False)), Settings(), 5)
     comer.on_event(Connected("a"), 0.0)
-    comer.on_event(Received("a", m.AttachReply(5, 1, 2, 80, -1, False, 0, [], [], [], None)), 0.0)
+    comer.on_event(Received("a", m.AttachReply(5, 1, 2, 80, -1, False, 0, [], [], [], head=80)), 0.0)
     older: dict[Any, Any] = {
         ("cursor",): Cursor(1, 18, 1, 0, -1, []),
         ("state", 3, b"k", 1): KeyFacts(),

@@ -12,10 +12,11 @@ from pyspark.sql import SparkSession
 
 import tiercel
 
-HERE = str(Path(__file__).resolve().parent)
-sys.path.insert(0, HERE)
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
 # Spark ships functions of imported modules by name: its workers must find them too
-os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
+places = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(places)
 
 
 @pytest.fixture(scope="session")

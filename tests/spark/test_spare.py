@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -179,7 +180,7 @@ def test_several_are_kept_on_each_executor_and_none_takes_another_s_place(
     keeping.end()
     assert pool.work is spare.warm_one_of_several
     slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(spare, "time", SimpleNamespace(sleep=slept.append))  # other threads sleep as well
     assert list(spare.warm_one_of_several(iter(["row"]))) == ["row"]  # type: ignore[list-item]
     assert slept == [spare.HOLD_S]
 
