@@ -9,7 +9,7 @@ import pytest
 from playing import Stage, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.effects import Effect, LoadCheckpoint, Send, StorageKey, Write
-from tiercel.core.events import CheckpointLoaded, Connected, Durable, Event, Received
+from tiercel.core.events import CheckpointLoaded, Connected, Disconnected, Durable, Event, Received
 from tiercel.core.instance import Instance
 from tiercel.core.records import Inheritance, Inherited, KeyFacts, KeySet
 from tiercel.core.router import Router
@@ -192,3 +192,21 @@ def test_an_heir_gives_keys_away_only_once_it_has_read_all_that_it_inherited() -
     outputs = stage.outputs()
     assert [output.row[2][2] for output in outputs] == [1, 2, 3, 4, 5]
     assert [output.epoch for output in outputs] == sorted(output.epoch for output in outputs)
+
+
+def test_one_that_lives_after_all_is_told_to_end_whenever_it_can_be() -> None:
+    """It must not store: its heirs still read what it has stored."""
+    stage = Stage(topology(("a",), instances=(DEAD, OTHER))).start()
+    stage.produce("a", (key_in(0), 0, 1))
+    stage.tell("a", m.Succession("r1", DEAD, HEIRS[:1]))
+    assert stage.exits == [DEAD]
+    stage.exits.clear()
+    for here, gone in (("a", DEAD), (DEAD, "a")):  # it was out of reach when it was told
+        stage.give(here, Disconnected(gone))
+    for here, gone in (("a", DEAD), (DEAD, "a")):
+        stage.give(here, Connected(gone))
+    assert stage.exits == [DEAD]
+    stage.exits.clear()
+    stage.restart(DEAD)
+    assert stage.exits == [], "a new life waits until its heirs need nothing more of it"
+    assert DEAD in stage.machines["a"].inboxes["op"].attaching

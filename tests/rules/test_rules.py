@@ -21,6 +21,7 @@ import pytest
 from playing import BOSS, Stage, key_in, topology
 from tiercel.core import engine
 from tiercel.core import messages as m
+from tiercel.core.events import Connected, Disconnected
 from tiercel.core.feed import Phase as FeedPhase
 from tiercel.core.records import Compare, Flip, KeySet, Output, Route, TableUpdate
 from tiercel.core.routing import RoutingTable
@@ -35,6 +36,7 @@ KILLERS: dict[str, Any] = json.loads(
 SEEDS_MAX = 60  # a seed that shifted a little is found again; one that did not is the first that is tried
 REGENERATE = "tiercel sim --mutants --seeds 400 --jobs 1 --json > tests/rules/killers.json"
 A, B = "op@a#0", "op@b#0"
+AWAY, OTHER = "op@a#1", "op@a#2"
 SLOT_0 = KeySet(slots=frozenset({0}))
 
 
@@ -645,6 +647,40 @@ def test_R28_without_the_mark_of_initial_rows_they_would_be_rows(monkeypatch: py
 @mutants_of("R29")
 def test_R29_a_life_that_was_replaced_is_not_listened_to(mutant: str) -> None:
     assert_noticed(mutant)
+
+
+def one_that_was_retired_while_it_was_away(mutant: str = "") -> Stage:
+    """It owned nothing, and a move was done while nobody could reach it; it comes back in the same life."""
+    stage = Stage(topology(("a",), instances=(A, AWAY, OTHER)), Settings(mutant=mutant)).start()
+    owned = stage.machines["a"].inboxes["op"].table.slots
+    stage.move(
+        KeySet(slots=frozenset(s for s, r in enumerate(owned) if r.instance == AWAY)), AWAY, A, "pause"
+    )
+    stage.pass_ms(2_000)
+    stage.withholds = lambda sender, to, message: to == AWAY
+    for here, gone in (("a", AWAY), (AWAY, "a")):
+        stage.give(here, Disconnected(gone))
+    stage.move(SLOT_0, A, OTHER, "pause", name="m2")
+    stage.pass_ms(2_000)
+    stage.withholds = lambda sender, to, message: False
+    for here, gone in (("a", AWAY), (AWAY, "a")):
+        stage.give(here, Connected(gone))
+    return stage
+
+
+def test_R29_one_that_was_retired_while_it_was_away_comes_back_as_a_new_one() -> None:
+    """Found by seed 52987: it was never told what it had missed, and never knew."""
+    stage = one_that_was_retired_while_it_was_away()
+    (*_, reply) = stage.said("a", AWAY, m.AttachReply)
+    assert reply.fresh
+    assert stage.said(AWAY, "a", m.Resume)[-1].applied == reply.start == reply.head
+    assert stage.lives[AWAY] == 1, "no process ends for it"
+
+
+def test_R29_the_planted_bug_goes_on_where_it_was() -> None:
+    assert "retired-goes-on" in DIRECTED
+    stage = one_that_was_retired_while_it_was_away("retired-goes-on")
+    assert stage.said(AWAY, "a", m.Resume)[-1].applied < stage.said("a", AWAY, m.AttachReply)[-1].start
 
 
 # -- credits -----------------------------------------------------------------------------------

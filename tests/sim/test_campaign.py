@@ -107,7 +107,9 @@ def test_runs_without_faults_keep_every_promise() -> None:
 
 def test_instances_that_are_succeeded_by_several_keep_every_promise() -> None:
     """Seed 306: a recovery was refused, then carried out by the same request that came again."""
-    options = Options(faults=FAULTS, sites_max=3, scales=True, recoveries=1.0)
+    options = Options(
+        faults=FAULTS, sites_max=3, scales=True, recoveries=1.0, suspicions=0.0, round_trips=0.0
+    )
     seeds = [*range(30), 132, 306]
     recoveries = [a for seed in seeds for a in scenario_of(seed, options).actions if a.kind == "recover"]
     assert len(recoveries) >= len(seeds)
@@ -116,7 +118,7 @@ def test_instances_that_are_succeeded_by_several_keep_every_promise() -> None:
 
 def test_seeds_that_broke_a_promise_once_keep_every_one() -> None:
     """2924, 3286: a move flipped while its shadow was still reading the log."""
-    options = Options(faults=FAULTS, sites_max=6, scales=True)
+    options = Options(faults=FAULTS, sites_max=6, scales=True, suspicions=0.0, round_trips=0.0)
     assert run_seeds([2924, 3286], options, 1).violations == []
 
 

@@ -8,10 +8,10 @@ Not responsible for: starting the heirs (control/), reading the dead one's check
     heir B1: slots 0-5    reads A's checkpoint of these, then their rows in A's parts up to 90, then its own
     heir B2: slots 6-11   the same of those, at the same time
 
-Nothing is asked of A. Its life and all later ones are retired in the step that makes the heirs; what it had
-admitted is admitted, and its heirs begin at that mark. Until an heir has a checkpoint of its own
-it reads A's again after a crash; it stays an heir until its checkpoint covers the entry `Inherited`, and
-A is kept out for so long.
+Nothing is asked of A; if it lives after all, it is told to end. Its life and all later ones are retired in
+the step that makes the heirs; what it had admitted is admitted, and its heirs begin at that mark. Until an
+heir has a checkpoint of its own it reads A's again after a crash; it stays an heir until its checkpoint
+covers the entry `Inherited`, and A is kept out for so long.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def _give(router: MoveDesk, step: Step, inbox: Inbox, request: m.Succession) -> 
     inbox.feeds.pop(dead, None)
     step.delete(("reader", name, dead))
     step.put(("retired", name, dead), True)
+    step.send_durable(dead, m.Outlived(before.life))  # should it live after all
     inbox.update_table(step, update)
     entry = inbox.append(step, {}, Inherited(dead, update))
     for heir, keys in shares.items():

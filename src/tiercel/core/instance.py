@@ -12,6 +12,7 @@ the same user code and makes the same outputs, and the router admits each of the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, assert_never
 
 from tiercel.core import messages as m
@@ -34,6 +35,7 @@ from tiercel.core.records import (
     SHADOW,
     Entry,
     Inheritance,
+    Key,
     KeySet,
 )
 from tiercel.core.routing import overlap
@@ -104,7 +106,7 @@ class Instance(Processing):
                     self.checkpointer.soon(step)
             case m.Outlived():
                 if message.life == self.life:
-                    self.exit(step, "a later life has attached")
+                    self.exit(step, "a later life has attached, or others have taken over")
             case _ if self.phase is Phase.RUNNING:
                 self._on_move_message(step, message)
             case _:
@@ -179,8 +181,20 @@ class Instance(Processing):
             if self.applied < leaving.flip_offset:
                 return  # a replay still meets rows of these keys; it is said again
             del self.leaving[move]
-            self.space.dirty.update(dict.fromkeys(leaving.retained))
+            self._let_go(leaving.retained)
         self.checkpointer.after_next(step, m.Forgotten(move))
+
+    def _let_go(self, retained: Iterable[Key]) -> None:
+        """What is stored of these keys goes with the next checkpoint, if it is theirs who left.
+
+        One that has come back meanwhile is stored as it is now, perhaps nowhere else; and so is one that
+        came back and is leaving again.
+        """
+        others = [leaving.retained for leaving in self.leaving.values()]
+        for key in retained:
+            is_back = self.space.has(key) or any(key in other for other in others)
+            if not is_back or self.settings.mutant == "forgets-who-came-back":
+                self.space.dirty[key] = None
 
     def _on_timer(self, step: Step, timer: str) -> None:
         kind, _, move = timer.partition("|")
@@ -218,9 +232,14 @@ class Instance(Processing):
         lost = self.confirmed < self.flushes and (
             reply.incarnation != self.incarnation or reply.flush < self.flushes
         )
-        if self.loaded and (not (ahead or lost) or self.settings.mutant == "rollback-skipped"):
+        unknown = reply.fresh or _is_older(reply, self.applied)
+        if self.settings.mutant == "rollback-skipped":
+            ahead = lost = False
+        if self.settings.mutant == "retired-goes-on":
+            unknown = False
+        if self.loaded and not (ahead or lost or unknown):
             self._resume(step)
-        else:  # what we said may be lost, or what we know the log has forgotten: begin at the checkpoint
+        else:  # what we said may be lost, or what we know, or we, forgotten: begin at the checkpoint
             for move in self.leaving:
                 self.tell(step, m.Refused(move, "the source fell back to its checkpoint"))
             flushes = self.flushes
@@ -252,7 +271,8 @@ class Instance(Processing):
         items: dict[StorageKey, Any] = loaded.items
         self._check_log(items, self._reply)
         self.space.spill.shelf = loaded.shelf
-        if self._reply.fresh or _is_older(self._reply, items):
+        cursor: Cursor | None = items.get(("cursor",))
+        if self._reply.fresh or (cursor is not None and _is_older(self._reply, cursor.applied)):
             self.checkpointer.discard(items)
             items = {}
         inherited = self._reply.inherited
@@ -325,7 +345,7 @@ class Instance(Processing):
             self.take_departure(step, role_out)
 
     def validate(self) -> None:
-        """Every queue is within its limit; the simulator asks after each event."""
+        """Every queue is within its limit, no key is cold and dirty; the simulator asks after each event."""
         limits = self.settings
         for leaving in self.leaving.values():
             within(
@@ -336,16 +356,18 @@ class Instance(Processing):
         for arriving in self.arriving.values():
             largest = 8 * limits.dispatch_rows_max  # one entry's outputs may pass the limit
             within(f"outputs kept for {arriving.move}", len(arriving.kept), limits.suppressed_max + largest)
+        for key in self.space.cold.keys() & self.space.dirty.keys():
+            raise CoreBug(f"{self.name}: key {key!r} is to be stored anew, and its stored version is all")
 
 
-def _is_older(reply: m.AttachReply, items: dict[StorageKey, Any]) -> bool:
-    """Whether what a newcomer has stored is of a time before it was retired: it began behind that.
+def _is_older(reply: m.AttachReply, applied: int) -> bool:
+    """Whether what a newcomer knows is of a time before it was retired: it began behind that.
 
-    It was told so when it first attached, and may have died before it had a checkpoint of its own.
+    It was told so when it first attached, and may have died, or not have heard it, before it had a checkpoint
+    of its own.
     """
-    cursor: Cursor | None = items.get(("cursor",))
     newcomer = not reply.stored and reply.inherited is None
-    return newcomer and cursor is not None and cursor.applied < reply.start
+    return newcomer and applied < reply.start
 
 
 def _is_since(inherited: Inheritance, items: dict[StorageKey, Any]) -> bool:

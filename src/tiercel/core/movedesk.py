@@ -254,7 +254,7 @@ class MoveDesk(Traffic):
     def on_attach(self, step: Step, message: m.Attach) -> None:
         inbox = self.inboxes[operator_of(message.instance)]
         if inbox.kept_out(message.instance):
-            inbox.attaching[message.instance] = message
+            inbox.wait_or_end(step, message)
             return
         reader = inbox.readers.get(message.instance)
         last_life = reader.life if reader is not None else 0

@@ -60,6 +60,13 @@ class Readers:
         """Whether others still read its checkpoint: then it must not write a new one."""
         return any(inherited.of == instance for inherited in self.heirs.values())
 
+    def wait_or_end(self, step: Step, attach: m.Attach) -> None:
+        """It is kept out. One that reconnects may be whom they succeed: it lives, and must not store."""
+        if attach.session > 1:
+            step.send(attach.instance, m.Outlived(attach.life))
+        else:
+            self.attaching[attach.instance] = attach
+
     def count_backlog(self, rows: int) -> None:
         """The entry that was just appended has this many rows that nobody has processed."""
         self._backlog.append((self.offset, rows))

@@ -249,7 +249,7 @@ class Deployment:
                 self._ask_move(action)
             case "scale":
                 self._ask_scale(action)
-            case "recover":
+            case "recover" | "suspect":
                 self._recover(action)
             case _:
                 self._fault(action)
@@ -301,14 +301,17 @@ class Deployment:
         controller.perform(controller.machine.scale(wish, self.world.now_ms))
 
     def _recover(self, action: Action) -> None:
-        """An instance dies; others shall take over before the supervisor has started it again."""
+        """An instance dies, or is believed dead; others shall take over before it is back."""
         controller = self.processes["controller"]
         process = self.processes[action.target]
         if not isinstance(controller.machine, Controller) or not process.up:
             return
         self.faults += 1
-        process.crash()
-        process.restart_after(action.for_ms)
+        if action.kind == "suspect":
+            self.network.partition([action.target], [site_of(action.target)], action.for_ms)
+        else:
+            process.crash()
+            process.restart_after(action.for_ms)
         try:
             _, effects = controller.machine.recover(
                 action.target, tuple(action.other.split()), self.world.now_ms

@@ -104,6 +104,11 @@ MUTANTS: dict[str, Mutant] = {
     "cut-not-enforced": Mutant("R23", "a source that was taken over may emit again"),
     "shadow-not-stored": Mutant("R24", "a destination that restarts finds no shadow entries"),
     "source-forgets-early": Mutant("R25", "the source deletes keys before the destination has them durably"),
+    "forgets-who-came-back": Mutant(
+        "R25",
+        "told late to forget keys that left, it deletes those that are back",
+        {**SPILLED, "round_trips": 1.0},
+    ),
     "stale-copies-kept": Mutant("R25", "a restored instance keeps keys that the log has given away"),
     "abort-after-flip": Mutant("R26", "a decided move is undone"),
     "positions-flattened": Mutant("R27", "a checkpoint claims one position for all it holds"),
@@ -143,6 +148,7 @@ DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in te
     "stalled-arrivals-left-out": Mutant(
         "R27", "a checkpoint forgets keys that have voted because rows of theirs wait"
     ),
+    "retired-goes-on": Mutant("R29", "one that was retired while it was away goes on as if it were not"),
     "passed-timers-not-fired": Mutant("R18", "timers wait, though the log they have come to is past them"),
 }
 
@@ -156,7 +162,14 @@ class Kill(NamedTuple):
 
 def options_of(mutant: str) -> Options:
     return Options(
-        **{"faults": FAULTS, "mutant": mutant, "recoveries": 0.0, "runs": 0.0, **MUTANTS[mutant].focus}
+        **{
+            "faults": FAULTS,
+            "mutant": mutant,
+            "recoveries": 0.0,
+            "runs": 0.0,
+            "round_trips": 0.0,
+            **MUTANTS[mutant].focus,
+        }
     )
 
 

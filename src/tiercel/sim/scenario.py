@@ -133,8 +133,10 @@ class Options(msgspec.Struct, frozen=True):
     move_slots_max: int = 5
     timed: float = 0.6  # how often, where an operator is in event time, streams make their own watermark
     recoveries: float = 0.3  # how often, among those with crashes, an instance is succeeded by several
+    suspicions: float = 0.3  # how often such a one only seems dead
     turns: float = 0.35  # how often routers take several events at once
     little_memory: float = 0.3  # how often instances may keep only a few keys in memory
+    round_trips: float = 0.25  # how often keys go to and fro between two instances
     runs: float = 0.4  # how often, where no operator is in event time, rows of a key travel as one
 
 

@@ -2,7 +2,7 @@
 
 Responsible for: streams that make their own watermark, with late rows and silences; routers that take
     several events at once, and die within; instances that cannot keep all their keys in memory, or that
-    die and are succeeded by several; rows of a key that travel as one.
+    die and are succeeded by several; rows of a key that travel as one; keys that go to and fro.
 Not responsible for: sites, operators, moves, the other faults (scenario.py).
 """
 
@@ -21,7 +21,8 @@ replace = msgspec.structs.replace
 def vary(scenario: Scenario, options: Options) -> Scenario:
     """The scenario with its variations, if its seed has some."""
     varied = _turns(_own_watermarks(scenario, options), options)
-    return _runs(_recoveries(_little_memory(varied, options), options), options)
+    varied = _round_trips(_little_memory(varied, options), options)
+    return _runs(_recoveries(varied, options), options)
 
 
 def _own_watermarks(scenario: Scenario, options: Options) -> Scenario:
@@ -96,6 +97,34 @@ def _little_memory(scenario: Scenario, options: Options) -> Scenario:
     return replace(scenario, settings=replace(scenario.settings, memory_bytes_max=limit))
 
 
+def _round_trips(scenario: Scenario, options: Options) -> Scenario:
+    """Some keys go to and fro, so soon that not everyone has heard of one move's end before the next.
+
+    Where instances crash, these two do so meanwhile.
+    """
+    rng = random.Random(f"round trips {scenario.seed}")
+    operator = rng.choice(list(scenario.topology.operators.values()))
+    if len(operator.instances) < 2 or rng.random() >= options.round_trips:
+        return scenario
+    ends = rng.sample(operator.instances, 2)
+    keys = sorted({row[0] for script in scenario.traffic for frame in script.frames for row in frame})
+    slots, chosen = (
+        ((rng.randrange(operator.slots),), ()) if rng.random() < 0.5 else ((), (rng.choice(keys),))
+    )
+    at_ms = rng.uniform(40, 0.5 * max(script.end_ms for script in scenario.traffic))
+    actions = []
+    for n in range(rng.randint(3, 6)):
+        strategy = rng.choice(options.strategies)
+        actions.append(
+            Action(at_ms, "move", operator.name, ends[n % 2], strategy=strategy, slots=slots, keys=chosen)
+        )
+        if "crash" in options.faults and rng.random() < 0.5:
+            died_ms = at_ms + rng.uniform(0, 60)
+            actions.append(Action(died_ms, "crash", rng.choice(ends), for_ms=rng.choice((2.0, 20.0))))
+        at_ms += rng.choice((30.0, 60.0, 120.0, 250.0))
+    return replace(scenario, actions=sorted([*scenario.actions, *actions], key=lambda action: action.at_ms))
+
+
 def _runs(scenario: Scenario, options: Options) -> Scenario:
     """Rows of a key that leave together travel as one; with larger frames, so that there are some."""
     rng = random.Random(f"runs {scenario.seed}")
@@ -112,24 +141,31 @@ def _larger_frames(script: Traffic) -> Traffic:
 
 
 def _recoveries(scenario: Scenario, options: Options) -> Scenario:
-    """Instances that die for good: others take over, unless a move of theirs is under way."""
+    """Instances that die for good: others take over, unless a move of theirs is under way.
+
+    Some are only believed dead: they are out of reach for a while, and come back as if nothing had happened.
+    """
     rng = random.Random(f"recoveries {scenario.seed}")
     if "crash" not in options.faults or rng.random() >= options.recoveries:
         return scenario
     end_ms = max(script.end_ms for script in scenario.traffic)
     chosen = [rng.choice(operator.instances) for operator in scenario.topology.operators.values()]
+    believing = random.Random(f"suspicions {scenario.seed}")
+    kind = "suspect" if believing.random() < options.suspicions else "recover"
     actions = []
     for instance in chosen[: rng.choice((1, 1, 2))]:
         stem = instance.rpartition("#")[0]
         heirs = " ".join(f"{stem}#{n}" for n in range(91, 91 + rng.choice((1, 2, 3))))
         back_ms = rng.choice((0.5, 5.0, 40.0, 400.0))  # when its supervisor starts it again all the same
-        actions.append(Action(rng.uniform(60, end_ms), "recover", instance, heirs, back_ms))
+        if kind == "suspect":
+            back_ms = believing.choice((5.0, 60.0, 400.0, 1500.0))
+        actions.append(Action(rng.uniform(60, end_ms), kind, instance, heirs, back_ms))
         if rng.random() < 0.5:  # an heir dies as well, perhaps before it has anything of its own
             dead = rng.choice(heirs.split())
             at_ms = actions[-1].at_ms + rng.choice((32.0, 45.0, 80.0, 200.0))
             actions.append(Action(at_ms, "crash", dead, for_ms=rng.choice((5.0, 60.0))))
     coming_ms = rng.choice((0.0, 3.0, 60.0, 400.0))
-    for action in [action for action in actions if action.kind == "recover"]:
+    for action in [action for action in actions if action.kind == kind]:
         if coming_ms and rng.random() < 0.5:  # it has taken a checkpoint, which must not count yet
             at_ms = action.at_ms + rng.choice((240.0, 300.0))
             actions.append(Action(at_ms, "crash", rng.choice(action.other.split()), for_ms=5.0))

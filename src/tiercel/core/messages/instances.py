@@ -64,7 +64,7 @@ class AttachReply(Message, frozen=True):
 
 
 class Outlived(Message, frozen=True):
-    """A later life of this instance has attached before: this one is heard no more, and ends.
+    """This life of an instance is heard no more, and ends: a later one has attached, or heirs took over.
 
     The later one may have been what Spark believes dead. Then the task that Spark knows is the one that
     nobody hears; it has to end to be started again.
