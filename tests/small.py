@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tiercel.core.records import Row, StreamEntry
 from tiercel.core.router import Router
 from tiercel.core.settings import Settings
 from tiercel.core.topology import Operator, Stream, Topology, instance_name, site_of
+from tiercel.runtime.client import Producer, Subscriber
 from tiercel.runtime.host import Host
 from tiercel.runtime.keeper import Keeper
 from tiercel.runtime.lives import Lives
@@ -140,6 +142,45 @@ class Running:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self.host.end, "over")
             self._thread.join()
+
+
+class Hosted:
+    """Processes of one deployment, each in a thread and on an executor of its own; what went in and came out.
+
+    A disk is a directory that can be taken away.
+    """
+
+    place: Place
+    executors: dict[str, str]
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, Running] = {}
+        self.sent = 0
+        self.entries: list[StreamEntry] = []
+
+    def disk(self, name: str) -> Path:
+        return directory_of(self.place, self.place.manifest(), name, self.executors[name])
+
+    def lose_disk(self, name: str) -> None:
+        """It is gone, and its process comes back on another executor."""
+        shutil.rmtree(self.disk(name))
+        self.executors[name] = str(int(self.executors[name]) + 10)
+
+    def send(self, producer: Producer, count: int = 50) -> None:
+        producer.send(rows(self.sent, count))
+        producer.flush(30)
+        self.sent += count
+
+    def read(self, subscriber: Subscriber) -> None:
+        until(lambda: self._polled(subscriber) >= self.sent, "outputs are missing")
+
+    def _polled(self, subscriber: Subscriber) -> int:
+        self.entries += subscriber.poll(0.05)
+        return sum(len(entry.outputs) for entry in self.entries)
+
+    def end(self) -> None:
+        for name in list(self.hosts):
+            self.hosts.pop(name).end()
 
 
 @contextlib.contextmanager

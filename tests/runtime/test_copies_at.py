@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from small import (
     INPUT,
     OPERATOR,
     OUTPUT,
+    Hosted,
     Running,
     assert_once_and_in_order,
     instance_host,
@@ -25,7 +25,6 @@ from small import (
     until,
 )
 from tiercel.cli import run_app
-from tiercel.core.records import StreamEntry
 from tiercel.core.topology import Stream, Topology, instance_name
 from tiercel.errors import UserError
 from tiercel.runtime.client import Producer, Subscriber
@@ -36,7 +35,6 @@ from tiercel.runtime.lives import Lives
 from tiercel.runtime.metrics import last_lines
 from tiercel.runtime.place import Manifest, Place, ReplicaPlan, StreamFacts
 from tiercel.runtime.replication import Phase, replica_name, replicas_of
-from tiercel.runtime.storing import directory_of
 from tiercel.spark.companions import names_of
 
 CLOUD, EDGE = "cloud", "edge-1"
@@ -57,16 +55,14 @@ def two_sites(directory: Path, local: str, at: dict[str, str]) -> Place:
     return place
 
 
-class Deployment:
-    """Everyone runs in a thread, on an executor of its own; a disk is a directory that can be taken away."""
+class Deployment(Hosted):
+    """Two sites, a router each, an instance, and replicas where they are asked for."""
 
     def __init__(self, directory: Path, at: dict[str, str], *, local: bool) -> None:
+        super().__init__()
         disks = str(directory / "disks" / "{executor}") if local else ""
         self.place = two_sites(directory / "storage", disks, at)
         self.executors = {CLOUD: "1", EDGE: "2", INSTANCE: "3"}
-        self.hosts: dict[str, Running] = {}
-        self.sent = 0
-        self.entries: list[StreamEntry] = []
 
     def start(self, *names: str) -> None:
         options = {"metrics": self.place.metrics}
@@ -80,17 +76,12 @@ class Deployment:
         for name in names:
             self.hosts[name] = Running(makers[name]())
 
-    def end(self) -> None:
-        for name in list(self.hosts):
-            self.hosts.pop(name).end()
-
     def lose(self, *names: str) -> None:
         """They die, their disks with them, and come back on other executors."""
         for name in names:
             if name in self.hosts:
                 self.hosts.pop(name).end()
-            shutil.rmtree(directory_of(self.place, self.place.manifest(), name, self.executors[name]))
-            self.executors[name] = str(int(self.executors[name]) + 10)
+            self.lose_disk(name)
 
     def change(self, at: dict[str, str]) -> None:
         """As a start with another `copies_at=` does; nobody runs meanwhile."""
@@ -118,14 +109,8 @@ class Deployment:
                 self.place, OUTPUT, after=self.entries[-1].offset if self.entries else 0
             ) as subscriber,
         ):
-            producer.send(rows(self.sent, 50))
-            producer.flush(30)
-            self.sent += 50
-            until(lambda: self._polled(subscriber) >= self.sent, "outputs are missing")
-
-    def _polled(self, subscriber: Subscriber) -> int:
-        self.entries += subscriber.poll(0.05)
-        return sum(len(entry.outputs) for entry in self.entries)
+            self.send(producer)
+            self.read(subscriber)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from small import (
     OUTPUT,
     SITE,
     FullDisk,
+    Hosted,
     Running,
     assert_once_and_in_order,
     instance_host,
@@ -34,7 +34,6 @@ from tiercel.core import messages as m
 from tiercel.core.effects import Send, Write
 from tiercel.core.events import Received
 from tiercel.core.faults import ProtocolViolation
-from tiercel.core.records import StreamEntry
 from tiercel.errors import UserError
 from tiercel.runtime import addresses, fetching, keeper, replication
 from tiercel.runtime.addresses import machine_here
@@ -46,7 +45,6 @@ from tiercel.runtime.place import ReplicaPlan
 from tiercel.runtime.registry import Address, Registry
 from tiercel.runtime.replication import Fenced, Phase, Replication, replica_name
 from tiercel.runtime.store import NO_TABLE, Store
-from tiercel.runtime.storing import directory_of
 from tiercel.runtime.tables import decode_key
 
 REPLICA = replica_name(SITE, 1)
@@ -55,16 +53,14 @@ REPLICA = replica_name(SITE, 1)
 # -- one router, one instance, one replica, each on an executor of its own ----------------------------
 
 
-class Deployment:
-    """Everyone runs in a thread; a disk is a directory that can be taken away."""
+class Deployment(Hosted):
+    """One router, one instance, one replica."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         local = str(directory / "disks" / "{executor}")
         self.place = make_place(directory / "storage", None, local, ReplicaPlan(), checkpoint_ms=50)
         self.executors = {SITE: "1", INSTANCE: "2", REPLICA: "3"}
-        self.hosts: dict[str, Running] = {}
-        self.sent = 0
-        self.entries: list[StreamEntry] = []
 
     def start(self, *names: str) -> None:
         makers: dict[str, Any] = {SITE: router_host, INSTANCE: instance_host}
@@ -75,9 +71,6 @@ class Deployment:
                 else makers[name](self.place, self.executors[name])
             )
             self.hosts[name] = Running(made)
-
-    def disk(self, name: str) -> Path:
-        return directory_of(self.place, self.place.manifest(), name, self.executors[name])
 
     def copies(self) -> dict[str, keeper.Copy]:
         machine = self.hosts[REPLICA].host.machine
@@ -97,24 +90,7 @@ class Deployment:
         """It dies, its disk with it, and it comes back on another executor."""
         self.hosts.pop(name).end()
         if name != REPLICA:
-            shutil.rmtree(self.disk(name))
-            self.executors[name] = str(int(self.executors[name]) + 10)
-
-    def send(self, producer: Producer, count: int = 50) -> None:
-        producer.send(rows(self.sent, count))
-        producer.flush(30)
-        self.sent += count
-
-    def read(self, subscriber: Subscriber) -> None:
-        until(lambda: self._polled(subscriber) >= self.sent, "outputs are missing")
-
-    def _polled(self, subscriber: Subscriber) -> int:
-        self.entries += subscriber.poll(0.05)
-        return sum(len(entry.outputs) for entry in self.entries)
-
-    def end(self) -> None:
-        for name in list(self.hosts):
-            self.hosts.pop(name).end()
+            self.lose_disk(name)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from small import (
     OPERATOR,
     OUTPUT,
     SITE,
+    Hosted,
     Running,
     assert_once_and_in_order,
     instance_host,
@@ -40,32 +40,26 @@ from tiercel.runtime.locations import Location
 from tiercel.runtime.place import BackupPlan, Place
 from tiercel.runtime.shipping import Shipper
 from tiercel.runtime.store import Store, StoreView
-from tiercel.runtime.storing import directory_of
 from tiercel.state import backup, checkpoint, merge, restore, show, split
 
 EVERY_S = 0.02
 
 
-class Deployment:
-    """One router and one instance, each on an executor of its own with a disk of its own."""
+class Deployment(Hosted):
+    """One router and one instance, with a backup."""
 
     def __init__(self, directory: Path, **plan: Any) -> None:
+        super().__init__()
         location = (directory / "backup").as_uri()
         local = str(directory / "disks" / "{executor}")
         plan = {"every_s": EVERY_S} | plan
         self.place = make_place(directory / "storage", BackupPlan(location, **plan), local, checkpoint_ms=50)
         self.executors = {SITE: "1", INSTANCE: "2"}
-        self.hosts: dict[str, Running] = {}
-        self.sent = 0
-        self.entries: list[StreamEntry] = []
 
     def start(self, *names: str) -> None:
         for name in names:
             make = router_host if name == SITE else instance_host
             self.hosts[name] = Running(make(self.place, self.executors[name]))
-
-    def disk(self, name: str) -> Path:
-        return directory_of(self.place, self.place.manifest(), name, self.executors[name])
 
     def backup_of(self, name: str) -> ProcessBackup:
         manifest = self.place.manifest()
@@ -90,24 +84,7 @@ class Deployment:
         """The machine dies with its disk: nothing more is shipped, and it comes back on another executor."""
         self.stop_shipping(name)
         self.hosts.pop(name).end()
-        shutil.rmtree(self.disk(name))
-        self.executors[name] = str(int(self.executors[name]) + 10)
-
-    def send(self, producer: Producer, count: int = 50) -> None:
-        producer.send(rows(self.sent, count))
-        producer.flush(30)
-        self.sent += count
-
-    def read(self, subscriber: Subscriber) -> None:
-        until(lambda: self._polled(subscriber) >= self.sent, "outputs are missing")
-
-    def _polled(self, subscriber: Subscriber) -> int:
-        self.entries += subscriber.poll(0.05)
-        return sum(len(entry.outputs) for entry in self.entries)
-
-    def end(self) -> None:
-        for name in list(self.hosts):
-            self.hosts.pop(name).end()
+        self.lose_disk(name)
 
 
 @pytest.fixture(autouse=True)
