@@ -27,6 +27,7 @@ from tiercel.runtime.place import BackupPlan, Manifest, Place, ReplicaPlan, Stre
 from tiercel.runtime.replicated import open_replicated
 from tiercel.runtime.replication import Fenced, replica_name
 from tiercel.runtime.storing import directory_of
+from tiercel.state import checkpoint
 from tiercel.workloads.processors import PlainCode
 
 SITE, INPUT, OUTPUT, OPERATOR = "cloud", "readings", "counts", "count"
@@ -219,6 +220,29 @@ def assert_once_and_in_order(found: list[tuple[int, int]], count: int, keys: int
     for key in range(keys):
         of_key = [payload for payload, _ in found if payload % keys == key]
         assert of_key == sorted(of_key)
+
+
+def run_rows(place: Place, first: int, count: int, name: str = "p") -> list[tuple[int, int]]:
+    """Start what the place wants, send rows, read all outputs from the first on, stop."""
+    hosts = [Running(router_host(place))]
+    hosts += [Running(instance_host(place, name=instance)) for instance in place.wanted() or [INSTANCE]]
+    entries: list[StreamEntry] = []
+    try:
+        with Producer(place, INPUT, name=name) as producer, Subscriber(place, OUTPUT, after=0) as subscriber:
+            if count:
+                producer.send(rows(first, count))
+                producer.flush(30)
+
+            def all_read() -> bool:
+                entries.extend(subscriber.poll(0.05))
+                return sum(len(entry.outputs) for entry in entries) >= first + count
+
+            until(all_read, "outputs are missing")
+        checkpoint(place.directory)
+    finally:
+        for host in reversed(hosts):
+            host.end()
+    return payloads(entries)
 
 
 class FullDisk:

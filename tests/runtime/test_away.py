@@ -386,3 +386,31 @@ def test_names_and_timers_alone_are_a_fraction_of_what_is_there(
     assert len(away.names()) == 72
     assert {KeyFacts(timers) for timers in away.names().values()} == {KeyFacts((n,)) for n in range(48, 120)}
     assert sum(read) < 40_000
+
+
+def test_who_waits_for_values_that_will_never_come_is_told(tmp_path: Path, backup: ProcessBackup) -> None:
+    filled(tmp_path / "db", backup)
+    away = restore_outline(backup, tmp_path / "lazy")
+    other = Writer(tmp_path / "db", ProcessBackup(backup.location, DEPLOYMENT, ME))
+    other.shipper.begin_anew()
+    other.write({place("g", 9): image("g", 9)}).ship()
+    old = [name for name in backup.location.names(backup.folder) if name.startswith("base.000000000001")]
+    backup.location.delete(f"{backup.folder}/{name}" for name in old)
+    lazy = Store(tmp_path / "lazy", "os", away=away)
+    ended: list[object] = []
+
+    def load() -> None:
+        try:
+            ended.append(lazy.items())
+        except Exception as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(15)
+    assert away.lost is not None
+    hangs = thread.is_alive()
+    lazy.close()
+    other.store.close()
+    assert not hangs
+    assert isinstance(ended[0], DamagedBackup)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercel.core.effects import Write
+from shipped import DEPLOYMENT, ME, Shipped, content, names
 from tiercel.core.topology import Topology
 from tiercel.errors import UserError
 from tiercel.runtime import backups, pieces
@@ -32,11 +32,9 @@ from tiercel.runtime.pieces import (
     unpack_sections,
 )
 from tiercel.runtime.place import BackupPlan, Manifest
-from tiercel.runtime.shipping import Shipper
-from tiercel.runtime.store import Store, StoreView
+from tiercel.runtime.store import StoreView
 from tiercel.runtime.storing import is_newest, open_storage, restore
 
-ME, DEPLOYMENT = "count@cloud#1", "d1"
 _fresh = itertools.count()
 
 
@@ -49,49 +47,6 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
 @pytest.fixture
 def backup(location: Location) -> ProcessBackup:
     return ProcessBackup(location, DEPLOYMENT, ME)
-
-
-class Shipped:
-    """A store whose backup is made step by step, in the test's own thread."""
-
-    def __init__(self, directory: Path, backup: ProcessBackup, keep: int = 2) -> None:
-        head = backup.head()
-        self.store = Store(directory, "os", next_life=backup.claim)
-        self.shipper = Shipper(self.store, backup, BackupPlan(backup.location.url, keep=keep), head)
-        self.safe = 0
-        self.shipper._on_shipped = self._note
-        self.seq = 0
-        self.closed = False
-
-    def _note(self, seq: int) -> None:
-        self.safe = seq
-
-    def write(self, deletes: tuple[tuple[str, str], ...] = (), **counts: int) -> Shipped:
-        self.seq += 1
-        self.store.add(Write(self.seq, {("count", name): n for name, n in counts.items()}, deletes))
-        self.store.commit()
-        return self
-
-    def ship(self) -> Shipped:
-        self.shipper._ship()
-        return self
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self.store.close()
-
-
-def content(directory: Path) -> dict[str, int]:
-    view = StoreView(directory)
-    try:
-        return {str(key[1]): value for key, value in view.scan(("count",))}
-    finally:
-        view.close()
-
-
-def names(backup: ProcessBackup, kind: str = "") -> list[str]:
-    return [name for name in backup.location.names(backup.folder) if name.startswith(kind)]
 
 
 @pytest.fixture
@@ -300,7 +255,7 @@ def test_a_missing_directory_is_restored_and_an_older_copy_is_set_aside(
         storage = open_storage(directory, manifest(backup.location), ME)
         storage.store.close()
     assert content(tmp_path / "executor-2" / ME) == content(tmp_path / "db") == {"a": 4, "c": 3}
-    assert (tmp_path / "db.older").exists(), "it was of life 1, and life 2 began elsewhere"
+    assert (tmp_path / ".older" / "db").exists(), "it was of life 1, and life 2 began elsewhere"
     assert backup.last_life() == 3
 
 

@@ -85,11 +85,13 @@ class Away:
     @property
     def ended(self) -> bool:
         """Whether all are here."""
-        return self._ended.is_set() and not self._stopping
+        return self._ended.is_set() and not self._stopping and self.lost is None
 
     def wait(self) -> None:
-        """Until all are here, or it was stopped."""
+        """Until all are here, or it was stopped; an error if they will never come."""
         self._ended.wait()
+        if self.lost is not None:
+            raise self.lost
 
     def stop(self) -> None:
         """Nothing comes any more, whatever is under way."""
@@ -110,6 +112,7 @@ class Away:
                 failing = True
                 time.sleep(RETRY_S)
         if self._stopping or self.lost:  # also when nothing is left to bring because of it
+            self._ended.set()
             return
         whole()
         log.info("%s: %d values restored in %.1f s", self._backup.process, count, time.monotonic() - begun)

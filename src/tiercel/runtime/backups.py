@@ -105,9 +105,10 @@ class ProcessBackup:
     # -- lives ---------------------------------------------------------------------------------
 
     def last_life(self) -> int:
-        """The highest life that ever began; 0: none."""
-        claims = (name.split(".") for name in self.location.names(self.folder) if name.startswith("claim."))
-        return max((int(parts[1]) for parts in claims), default=0)
+        """The highest life that ever began; 0: none. A copy by hand has no claims."""
+        names = self.location.names(self.folder)
+        lives = [int(name.split(".")[1]) for name in names if name.startswith(("claim.", "head."))]
+        return max([*lives, *(piece.life for piece in listed(names))], default=0)
 
     def claim(self, after: int) -> int:
         """A life above all others, for us alone.
@@ -175,6 +176,8 @@ class ProcessBackup:
     def forget_old(self, keep: int, life: int) -> None:
         """Only the last `keep` bases with their increments stay, this life's head, and the newest claims."""
         names = self.location.names(self.folder)
+        if any(int(n.split(".")[1]) > life for n in names if n.startswith("claim.")):
+            return  # we are believed dead: what our successor needs is older than what we ship now
         pieces = listed(names)
         bases = sorted({piece.number for piece in pieces if piece.kind == "base"})
         first = bases[-keep:][0] if bases else 0
@@ -198,6 +201,10 @@ class ProcessBackup:
     def last_number(self) -> int:
         """The highest number of any file, whole or not."""
         return max((piece.number for piece in listed(self.location.names(self.folder))), default=0)
+
+    def first_number(self) -> int:
+        """The lowest number of any file that was not forgotten; 0: there is none."""
+        return min((piece.number for piece in listed(self.location.names(self.folder))), default=0)
 
     def has_passed(self, name: str) -> bool:
         """Whether the newest state does not need this file any more: it may have been deleted for that."""
@@ -231,7 +238,8 @@ class ProcessBackup:
         if up_to is None and head is not None:  # who came later and finished nothing is not in this state
             found = [piece for piece in found if piece.life <= head.life]
         bases = [p.number for p in found if p.kind == "base" and p.number <= last]
-        base = head.base if head is not None and head.base <= last else max(bases, default=0)
+        named = head is not None and head.base <= last <= head.number  # else it may be a base without a head
+        base = head.base if head is not None and named else max(bases, default=0)
         try:
             tail = ""
             for piece in ahead(self._chain(found, base, last, wanted)):

@@ -66,7 +66,7 @@ def write_manifest(location: Location, manifest: Manifest) -> None:
                 expected=f"an empty location, or that of {manifest.id}",
                 hint="each needs a location of its own; `tiercel state restore` brings that one back",
             )
-    for name in (SECOND, MANIFEST):
+    for name in (MANIFEST, SECOND):  # killed between the two, one start has no second one
         location.put(name, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
 
@@ -119,7 +119,7 @@ def copy_deployment(place: Place, location: Location) -> list[Copied]:
         moment_ms = time.time_ns() // 1_000_000  # one for all: they are restored together
         for process, view in seen.items():
             backup = ProcessBackup(location, manifest.id, process, moment_ms)
-            life, _ = view.numbers
+            life = max(view.numbers[0], backup.last_life())  # who went back counts as the newest all the same
             number = backup.last_number() + 1
             batches, pairs = view.pairs()
             checksum, size = backup.put_base(life, number, batches, pairs)
@@ -170,7 +170,7 @@ def misfitting(seen: Mapping[str, StoreView]) -> list[str]:
             found.append(f"the checkpoint of {name} is at {applied}, its log ends at {head[0]}")
         elif head is None and applied > 0:
             found.append(f"the checkpoint of {name} is at {applied}, its log is empty")
-        elif reader is not None and cursor is not None and reader.applied > applied:
+        elif reader is not None and (cursor is not None or reader.stored) and reader.applied > applied:
             found.append(
                 f"the log of {name} was trimmed up to {reader.applied}, its checkpoint is at {applied}"
             )
@@ -249,6 +249,8 @@ def _restore_all(location: Location, manifest: Manifest, draft: Place, up_to: di
         number = up_to.get(name)
         if number is None and moments:
             number = _number_at(backup, min(moments))
+            if number is None:
+                continue  # it began later; if others need it all the same, they say so
         elif number is None and backup.head() is None:
             continue  # it has begun a life, and died before it had anything to ship
         header = restore(backup, draft.process(name), number)
@@ -264,10 +266,10 @@ def _moment(backup: ProcessBackup, number: int) -> int:
     return last
 
 
-def _number_at(backup: ProcessBackup, moment_ms: int) -> int:
-    """The last number that was written by then."""
+def _number_at(backup: ProcessBackup, moment_ms: int) -> int | None:
+    """The last number that was written by then; None: it had not begun."""
     found = backup.number_at(moment_ms)
-    if found is None:
+    if found is None and backup.first_number() > 1:
         raise UserError(
             f"no backup of {backup.process} goes back so far", expected="a later number for --up-to"
         )

@@ -15,6 +15,7 @@ from rocksdict import AccessType, DBCompressionType, Env, Options, Rdict
 from tiercel.errors import UserError
 from tiercel.runtime.witness import NAME, reached
 
+LOOK_TRIES = 20  # as long as its writer begins or ends a log meanwhile
 OPEN_TRIES = 5  # a writer may remove a file between our look at the directory and our opening it
 LOCK_WAIT_S = 4.0  # a predecessor that Spark has cancelled may hold the lock for two seconds
 WRITE_BUFFER_BYTES = 64 * 1024 * 1024  # entries are often trimmed before they leave it for a file
@@ -51,16 +52,30 @@ def _write_buffer_bytes(memory_bytes_max: int) -> int:
 
 def open_to_read(directory: Path) -> Rdict:
     """What its writer has written so far; the writer does not notice."""
-    for attempt in range(1, OPEN_TRIES + 1):
+    failures = 0
+    for attempt in range(1, LOOK_TRIES + 1):
         try:
-            noted = reached(directory)
+            noted, logs = reached(directory), _logs(directory)
             opened = Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only(False))
-            return _all_there(opened, directory, noted)
+            if _logs(directory) == logs:
+                return _all_there(opened, directory, noted)
+            opened.close()
         except Exception as error:
-            if attempt == OPEN_TRIES:
+            failures += 1
+            if failures == OPEN_TRIES:
                 raise _if_damaged(directory, error) from error
-            time.sleep(0.05 * attempt)
-    raise AssertionError(directory)
+        time.sleep(0.05 * min(attempt, OPEN_TRIES))
+    what = f"{directory} changes faster than it can be looked at"
+    raise UserError(what, expected="a moment without a new log file", hint="try again")
+
+
+def _logs(directory: Path) -> set[str]:
+    """Its write-ahead logs.
+
+    RocksDB reads which of its files count, then which logs there are. One that its writer has replaced by
+    a file between the two is in neither: the view would lack the middle, and nothing else would tell.
+    """
+    return {path.name for path in directory.glob("*.log")}
 
 
 def _if_damaged(directory: Path, error: Exception) -> Exception:

@@ -35,7 +35,15 @@ from tiercel.runtime.replication import Replication, replicas_of
 from tiercel.runtime.safekeeping import Safekeeping
 from tiercel.runtime.shipping import Shipper
 from tiercel.runtime.store import Store, StoreView
-from tiercel.runtime.storing import Storage, exists, memory_limit, open_storage, restore, set_in_place
+from tiercel.runtime.storing import (
+    Storage,
+    exists,
+    is_newest,
+    memory_limit,
+    open_storage,
+    restore,
+    set_in_place,
+)
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +106,11 @@ def has_copy(place: Place, process: str) -> bool:
 
 
 def _numbers(directory: Path) -> tuple[int, int] | None:
-    """The last life that was stored here, and how many batches it has; None: nothing lies here."""
+    """The last life that was stored here, and how many batches it has; None: nothing whole lies here."""
     if not exists(directory):
         return None
-    with contextlib.closing(StoreView(directory)) as view:
-        return view.numbers
+    with contextlib.closing(StoreView(directory, whole=False)) as view:
+        return None if view.restoring else view.numbers
 
 
 def _restore_if_needed(
@@ -126,14 +134,16 @@ def _restore_if_needed(
                 set_in_place(directory, fetching.parts(holder), lambda: age)
                 log.warning("%s was restored from %s, through batch %d", process, holder, state.through)
     held = state is not None and state.through >= 0
-    if holder and not held and (found is None or claim.elsewhere):
+    if holder and not held:
         if not _restore_from_neighbour(process, directory, lives):
             says = "does not answer" if state is None else "holds it no more"
             if holder not in replicas:
                 says = f"does not run any more: since this start copies are held by {' and '.join(replicas)}"
             _restore_from_backup(manifest, process, directory, backup, f"{holder} {says}")
-    elif not holder and found is None and backup is not None and backup.head() is not None:
-        restore(backup, directory)  # it had no replica when it ran last
+    elif not holder and backup is not None:  # it had no replica when it ran last
+        head = backup.head()
+        if head is not None and not is_newest(directory, backup, head):
+            restore(backup, directory)
 
 
 def _here(directory: Path) -> str:

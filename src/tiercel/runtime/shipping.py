@@ -70,7 +70,7 @@ class Shipper:
         self._closing = True
         self._wake.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(2 * CLOSE_S_MAX)  # a location may not answer at all: then the next life goes on
 
     def _take(self, batch: int, seq: int, pairs: list[Pair]) -> None:
         with self._lock:
@@ -156,15 +156,19 @@ class Shipper:
         self._base = self._number = number
         self._tail = tail
         self._increments = self._increment_bytes = 0
-        self._backup.forget_old(self._plan.keep, life)
+        try:
+            self._backup.forget_old(self._plan.keep, life)
+        except UserError as error:  # where nothing may be deleted, all is safe nevertheless
+            log.warning("old files of the backup of %s stay: %s", self._backup.process, error)
 
     def _ship_increment(self, through: int, pairs: list[Pair]) -> None:
         number, life = self._number + 1, self._store.life
         tail, size = self._backup.put_increment(life, number, through, self._tail, pairs)
-        self._backup.put_head(life, self._base, number, through, tail)
+        # it stays as it is, whatever becomes of its head: one of which we hear that it failed may be there
         self._number, self._tail = number, tail
         self._increments += 1
         self._increment_bytes += size
+        self._backup.put_head(life, self._base, number, through, tail)
 
 
 def _paced(pairs: Iterator[Pair]) -> Iterator[Pair]:

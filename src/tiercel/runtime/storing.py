@@ -194,7 +194,9 @@ def set_in_place(
 
 
 def set_aside(directory: Path) -> None:
-    aside = directory.with_name(f"{directory.name}.older")
+    """Out of the way of whoever looks at all processes: it is nobody's state any more."""
+    aside = directory.parent / ".older" / directory.name
+    aside.parent.mkdir(exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
     directory.rename(aside)
 

@@ -69,9 +69,7 @@ def split(
         if operator_of(new) != operator.name or site_of(new) != site_of(instance) or new in place.wanted():
             what = f"a new instance {new!r} beside {instance}"
             raise UserError(what, expected=f"a name as {_next_name(place, operator, instance)}")
-        found = _hand_over(place, operator, instance, new, KeySet(slots=frozenset(chosen)))
-        place.want([*place.wanted(), new])
-        return found
+        return _hand_over(place, operator, instance, new, KeySet(slots=frozenset(chosen)))
 
 
 def merge(storage: str | Path, source: str, destination: str) -> Divided:
@@ -181,6 +179,7 @@ def _hand_over(place: Place, operator: Operator, source: str, destination: str, 
     table.take(update)
     images, versions = _leaving(place, operator, source, destination, table)
     cursor = looked.cursors[destination] or looked.cursors[source]
+    place.want({*place.wanted(), destination})  # one that no router knows throws away what it finds
     if cursor is not None:
         known = looked.cursors[destination]
         generation = known.generation + 1 if known is not None else 1
@@ -191,9 +190,7 @@ def _hand_over(place: Place, operator: Operator, source: str, destination: str, 
         puts |= {("cursor",): msgspec.structs.replace(cursor, generation=generation, era=era)}
         # values of an earlier schema may be among them: the destination looks through all again
         _write(place, destination, puts, [("schema",)])
-    _write(place, source, {}, versions)
-    for name in _instances(place, operator):
-        _write(place, name, {("routes",): _routes(place, name, operator, update)})
+    # from the router's write on they are the destination's: killed before or behind it, none is missing
     for site in _sites(place, first=site_of(source)):
         puts = {("route", operator.name, slot): route for slot, route in update.slots.items()}
         puts |= {("route_key", operator.name, key): route for key, route in update.keys.items()}
@@ -209,6 +206,9 @@ def _hand_over(place: Place, operator: Operator, source: str, destination: str, 
                 puts["retired", operator.name, source] = True
                 gone.append(("reader", operator.name, source))
         _write(place, site, puts, gone)
+    for name in _instances(place, operator):
+        _write(place, name, {("routes",): _routes(place, name, operator, update)})
+    _write(place, source, {}, versions)
     return Divided(source, destination, len(update.slots), len(images))
 
 
