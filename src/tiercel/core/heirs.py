@@ -103,9 +103,12 @@ def _give(router: MoveDesk, step: Step, inbox: Inbox, request: m.Succession) -> 
         through = entry.offset if router.mutant != "inherited-log-skipped" else before.applied
         inbox.heirs[heir] = Inheritance(dead, keys, through)
         step.put(("heir", name, heir), inbox.heirs[heir])
-        inbox.readers[heir] = Reader(0, before.applied, {}, before.start_watermark_ms)
+        inbox.readers[heir] = Reader(0, before.applied, {}, before.start_watermark_ms, before.stored)
         step.put(("reader", name, heir), inbox.readers[heir])
         step.delete(("retired", name, heir))
+        inbox.feeds.pop(heir, None)  # of a time when it was here and owned nothing, like its mark
+        inbox.emitted.pop(heir, None)
+        step.delete(("emitted", name, heir))
         if dead in inbox.emitted and router.mutant != "heirs-emit-again":
             inbox.emitted[heir] = inbox.emitted[dead]
             step.put(("emitted", name, heir), inbox.emitted[heir])
@@ -139,7 +142,14 @@ def covered(router: MoveDesk, step: Step, inbox: Inbox, instance: str, applied: 
         inbox.heirs[instance] = msgspec.structs.replace(inherited, fresh=False)
         step.put(("heir", inbox.name, instance), inbox.heirs[instance])
         return
-    del inbox.heirs[instance]
+    give_up(router, step, inbox, instance)
+
+
+def give_up(router: MoveDesk, step: Step, inbox: Inbox, instance: str) -> None:
+    """It needs nothing more of the one it succeeds: it has all, or was retired and has given all away."""
+    inherited = inbox.heirs.pop(instance, None)
+    if inherited is None:
+        return
     step.delete(("heir", inbox.name, instance))
     feed = inbox.feeds.get(instance)
     if feed is not None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, assert_never
 
+import msgspec
+
 from tiercel.core import messages as m
 from tiercel.core.checkpoints import load
 from tiercel.core.destination import DestinationMove
@@ -109,6 +111,10 @@ class Instance(Processing):
                     self.exit(step, "a later life has attached, or others have taken over")
             case _ if self.phase is Phase.RUNNING:
                 self._on_move_message(step, message)
+            case m.AbortNotice() if self.phase is Phase.LOADING and self._reply is not None:
+                # said once, and our roles are those of before
+                others = [role for role in self._reply.arrivals if role.move != message.move]
+                self._reply = msgspec.structs.replace(self._reply, arrivals=others)
             case _:
                 pass  # said before we were ready; it is repeated
 
@@ -257,7 +263,8 @@ class Instance(Processing):
         cursor: Cursor | None = items.get(("cursor",))
         found = -1 if cursor is None else cursor.applied
         if found < told:
-            raise LostCheckpoint(self.name, found, told)
+            whose = self._reply.inherited if self._own is not None and self._reply is not None else None
+            raise LostCheckpoint(whose.of if whose is not None else self.name, found, told)
 
     def _check_log(self, items: dict[StorageKey, Any], reply: m.AttachReply) -> None:
         """A checkpoint rests on a durable log: one that ends before it gives old numbers to new rows."""
@@ -272,7 +279,7 @@ class Instance(Processing):
         self._check_log(items, self._reply)
         self.space.spill.shelf = loaded.shelf
         cursor: Cursor | None = items.get(("cursor",))
-        if self._reply.fresh or (cursor is not None and _is_older(self._reply, cursor.applied)):
+        if self._reply.fresh or (cursor is not None and _is_older(self._reply, cursor.applied, stored=True)):
             self.checkpointer.discard(items)
             items = {}
         inherited = self._reply.inherited
@@ -289,7 +296,7 @@ class Instance(Processing):
                 LoadCheckpoint(timers=timers, inherited=inherited, number=self._asked, adopt=adopt)
             )
             return
-        if self._reply.stored and not self._reply.fresh and self._own is None:
+        if self._reply.stored and not self._reply.fresh:
             self._check_newest(items, self._reply.start)
         load(self, items, self._reply.start, self._reply.start_watermark_ms)
         if self._own is not None and not loaded.adopted:
@@ -341,7 +348,11 @@ class Instance(Processing):
         decided = {role.move for role in reply.departures}
         for move in [mv for mv, lv in self.leaving.items() if mv not in decided and lv.cut is not None]:
             del self.leaving[move]
-        for role_out in reply.departures:
+        for leaving in self.leaving.values():
+            if leaving.begun is not None and leaving.move not in decided:
+                self.tell(step, leaving.begun)  # if it was undone meanwhile, the answer says so
+        in_order = sorted(reply.departures, key=lambda role: role.flip_offset)  # who left first takes first
+        for role_out in in_order:
             self.take_departure(step, role_out)
 
     def validate(self) -> None:
@@ -360,14 +371,15 @@ class Instance(Processing):
             raise CoreBug(f"{self.name}: key {key!r} is to be stored anew, and its stored version is all")
 
 
-def _is_older(reply: m.AttachReply, applied: int) -> bool:
+def _is_older(reply: m.AttachReply, applied: int, *, stored: bool = False) -> bool:
     """Whether what a newcomer knows is of a time before it was retired: it began behind that.
 
     It was told so when it first attached, and may have died, or not have heard it, before it had a checkpoint
-    of its own.
+    of its own. One that is stored for the very place where it began may be as old: nothing was logged since.
+    If it is not, it has nothing in it that anyone has heard of.
     """
     newcomer = not reply.stored and reply.inherited is None
-    return newcomer and applied < reply.start
+    return newcomer and (applied < reply.start or (stored and applied == reply.start))
 
 
 def _is_since(inherited: Inheritance, items: dict[StorageKey, Any]) -> bool:

@@ -341,6 +341,8 @@ class MoveDesk(Traffic):
         inbox = self.inboxes[operator_of(message.instance)]
         feed = inbox.feeds.get(message.instance)
         fenced = feed is not None and feed.life != message.life and self.mutant != "zombie-not-fenced"
+        if feed is None and message.instance not in inbox.readers:  # retired: it works on for nobody
+            step.send(message.instance, m.Outlived(message.life))
         if feed is None or fenced:
             return
         own = {move: offset for move, (stage, offset) in message.moves.items() if stage == OWN}
@@ -396,10 +398,8 @@ class MoveDesk(Traffic):
         return instance in inbox.table.owners() or leaving or coming
 
     def _forget_reader(self, step: Step, inbox: Inbox, instance: str) -> None:
-        inbox.readers.pop(instance, None)
         inbox.let_go(step, instance)
-        step.delete(("reader", inbox.name, instance))
-        step.put(("retired", inbox.name, instance), True)
+        heirs.give_up(self, step, inbox, instance)
 
     # -- time --------------------------------------------------------------------------------
 
@@ -444,7 +444,7 @@ class MoveDesk(Traffic):
                     self.drop_arrival(step, arrival)
             case _ if departure is not None:
                 departure.on_message(step, message)
-            case m.Prepared() | m.Ready():  # we forgot that move, so it was never decided
+            case m.Prepared() | m.Ready() | m.CaptureFrom():  # we forgot that move, so it was never decided
                 self.send_router(step, sender, m.AbortNotice(move), durable=True)
             case _:
                 pass  # a letter about a move that has ended

@@ -103,7 +103,10 @@ class Readers:
                 self._await_no_more(step, move, instance)
 
     def let_go(self, step: Step, instance: str) -> None:
-        """It owns nothing and may never come back: no relaunch of it is waited for."""
+        """It owns nothing and may never come back: it holds nothing up, no relaunch of it is waited for."""
+        self.readers.pop(instance, None)
+        step.delete(("reader", self.name, instance))
+        step.put(("retired", self.name, instance), True)
         for move, pause in list(self.pauses.items()):
             if instance in pause.awaited:
                 self._await_no_more(step, move, instance)

@@ -52,6 +52,7 @@ class SourceMove:
         self.chunks: list[m.Chunk] = []
         self.chunk_at: list[int] = []  # a chunk leaves when the log is durable up to here
         self.captured_through = 1 << 60
+        self.begun: m.CaptureFrom | None = None  # live: where it began
         self.blocked = False
         self.end_told = False
         self.sent = 0
@@ -86,9 +87,8 @@ class SourceMove:
         instance = self.instance
         self.queue = self.members()
         self.queue.reverse()
-        instance.tell(
-            step, m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms)
-        )
+        self.begun = m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms)
+        instance.tell(step, self.begun)
         step.timer(f"capture|{self.move}", step.now_ms)
 
     def capture_some(self, step: Step) -> None:

@@ -150,9 +150,9 @@ class Disk:
         return value
 
     def items(self) -> dict[StorageKey, Any]:
-        """Copy all that can be read now, durable or not."""
+        """Copy all that can be read now, durable or not; in the order of places, as a real store has it."""
         self._check_looks(self._visible.values())
-        return dict(self._visible)
+        return {place: self._visible[place] for place in sorted(self._visible, key=_order)}
 
     def copy_durable(self) -> dict[StorageKey, Any]:
         """Copy what a power loss at this instant would leave for certain."""
@@ -288,3 +288,7 @@ class Disk:
                     f"written as {look}, now {value!r}"
                 )
                 raise StoredValueChanged(message)
+
+
+def _order(place: StorageKey) -> list[tuple[str, Any]]:
+    return [(type(part).__name__, part) for part in place]
