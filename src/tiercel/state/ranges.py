@@ -198,8 +198,11 @@ def _hand_over(place: Place, operator: Operator, source: str, destination: str, 
             ("route_key", operator.name, k) for k in before.keys() - table.overrides.keys()
         ]
         if site == site_of(source):
-            if looked.reader is None and cursor is not None:
-                puts["reader", operator.name, destination] = Reader(0, cursor.applied, {})
+            if cursor is not None:
+                began = looked.reader if looked.cursors[destination] is not None else None
+                reader = began or Reader(looked.reader.life if looked.reader else 0, cursor.applied, {})
+                # else it would be taken for a newcomer, and what it finds for older than itself
+                puts["reader", operator.name, destination] = msgspec.structs.replace(reader, stored=True)
             puts["emitted", operator.name, destination] = looked.emitted
             gone.append(("retired", operator.name, destination))
             if source not in table.owners():
