@@ -321,7 +321,9 @@ def test_a_restart_does_not_wait_for_one_that_came_after_it_was_retired_and_went
         ({"destination": "other@b#0"}, "'other@b#0' is not an instance of 'op'"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused_and_changes_nothing(change: dict[str, Any], reason: str) -> None:
+def test_a_request_that_cannot_be_is_refused_for_good_and_moves_nothing(
+    change: dict[str, Any], reason: str
+) -> None:
     stage = Stage(topology(("b", "a"))).start("a", A)
     before = copy.deepcopy(stage.disks["a"])
     wanted = {"operator": "op", "keys": KEYS, "source": A, "destination": B, "strategy": "live", **change}
@@ -330,7 +332,8 @@ def test_a_request_that_cannot_be_is_refused_and_changes_nothing(change: dict[st
     assert status.phase == "refused"
     assert reason in status.reason
     assert stage.machines["a"].departures == {}
-    assert stage.disks["a"] == before
+    refusal = {("ended", "m1"): ("refused", status.reason)}  # should the same request come again
+    assert stage.disks["a"] == before | refusal
 
 
 def test_keys_on_the_move_are_locked_until_the_move_has_ended() -> None:

@@ -10,7 +10,7 @@ that was restarted asks every router and goes on. It is never in the path of a t
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ from tiercel.core.settings import Settings
 from tiercel.core.step import Journal, Step
 from tiercel.core.strategies import STRATEGIES
 from tiercel.core.topology import Topology, operator_of, site_of
+
+T = TypeVar("T")
 
 
 class MoveState(enum.Enum):
@@ -57,6 +59,7 @@ class Scale(msgspec.Struct, frozen=True):
     strategy: str = "live"
     replacing: dict[str, str] = {}  # who goes -> who gets all that it owns, before anything else moves
     even: bool = True  # False: who is not replaced keeps what it has
+    emptied: tuple[str, ...] = ()  # whose keys were moved away for this wish: they go even if they are down
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -102,6 +105,7 @@ class Controller:
                     self.recoveries[recovery] = value
                 case _:
                     raise KeyError(key)
+        self.moves = dict(sorted(self.moves.items(), key=lambda item: _turn(item[0])))
 
     # -- wishes ------------------------------------------------------------------------------
 
@@ -325,8 +329,8 @@ class Controller:
         self.running = {i: n for i, n in self.running.items() if site_of(i) != site} | reply.attached
         for operator, update in reply.tables.items():  # each in one go: others look at them meanwhile
             slots, overrides = self.slots[operator], self.overrides[operator]
-            self.slots[operator] = {k: r for k, r in slots.items() if r.site != site} | update.slots
-            self.overrides[operator] = {k: r for k, r in overrides.items() if r.site != site} | update.keys
+            self.slots[operator] = _newest(slots, site, update.slots)
+            self.overrides[operator] = _newest(overrides, site, update.keys)
         for status in reply.statuses:
             self._on_status(step, status)
         self._versions[site] = reply.versions
@@ -354,11 +358,15 @@ class Controller:
             for wanted in planned:
                 self._add(step, wanted, 0, None)
             if planned:
+                emptied = {*wish.emptied, *(move.source for move in planned)}.difference(wish.instances)
+                wish = msgspec.structs.replace(wish, emptied=tuple(sorted(emptied)))
+                self.scales[wish.operator] = wish
+                step.put(("scale", wish.operator), wish)
                 self._start_what_can(step)
                 self.heard.clear()  # decide the next round on fresh tables
                 continue
-            surplus = [i for i in self.running if operator_of(i) == wish.operator and i not in wish.instances]
-            for instance in surplus:
+            running = {i for i in self.running if operator_of(i) == wish.operator}
+            for instance in sorted((running | {*wish.emptied}).difference(wish.instances)):
                 self.retiring.add(instance)
                 step.put(("retiring", instance), True)
             del self.scales[wish.operator]
@@ -373,3 +381,14 @@ class Controller:
             step.delete(("retiring", reply.instance))
             if reply.accepted:
                 step.effects.append(Retire(reply.instance))
+
+
+def _turn(move: str) -> list[int]:
+    """m9 was asked for before m10, whichever a store gives first."""
+    return [int(number) for number in move.removeprefix("m").split(".")]
+
+
+def _newest(known: dict[T, Route], site: str, told: dict[T, Route]) -> dict[T, Route]:
+    """With what a site tells of its own; its answer may be older than that of who owns it now."""
+    others = {what: route for what, route in known.items() if route.site != site}
+    return others | {w: r for w, r in told.items() if w not in others or others[w].epoch < r.epoch}

@@ -34,18 +34,18 @@ class MoveDesk(Traffic):
     # -- requests ----------------------------------------------------------------------------
 
     def on_move_request(self, step: Step, sender: str, request: m.MoveRequest) -> None:
-        known = self.departures.get(request.move)
-        if known is not None:
-            self.report_to(step, sender, known)
+        if request.move in self.departures:
+            self.report_to(step, sender, self.departures[request.move])
             return
         if request.move in self.ended:
-            phase, reason = self.ended[request.move]
-            step.send_durable(sender, m.MoveStatus(request.move, phase, reason))
+            step.send_durable(sender, m.MoveStatus(request.move, *self.ended[request.move]))
             return
         try:
             self.check_request(request)
-        except InvalidRequest as refusal:
-            step.send(sender, m.MoveStatus(request.move, "refused", str(refusal)))
+        except InvalidRequest as refusal:  # for good: the same request may be under way once more
+            self.ended[request.move] = ("refused", str(refusal))
+            step.put(("ended", request.move), self.ended[request.move])
+            step.send_durable(sender, m.MoveStatus(request.move, *self.ended[request.move]))
             return
         departure = self.departures[request.move] = Departure(self, self.inboxes[request.operator], request)
         departure.asked_by = sender

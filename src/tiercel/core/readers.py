@@ -110,6 +110,7 @@ class Readers:
         for move, pause in list(self.pauses.items()):
             if instance in pause.awaited:
                 self._await_no_more(step, move, instance)
+        self.passed(self.slowest_through())
 
     def _await_no_more(self, step: Step, move: str, instance: str) -> None:
         pause = self.pauses[move]
@@ -137,7 +138,7 @@ class Readers:
     def slowest_through(self) -> int:
         low = self.offset
         for feed in self.feeds.values():
-            if not feed.idle:
+            if not feed.idle and feed.instance in self.readers:
                 low = min(low, feed.through)
         return low
 

@@ -171,6 +171,7 @@ class Router(MoveDesk):
                     self.on_move_message(step, message.instance, message.message)
             case m.Retirement():
                 self.retire(step, sender, message.instance)
+                self.pay_owed(step)  # it may be the one that was behind
             case _:
                 self.on_move_message(step, sender, message)
 
@@ -259,6 +260,7 @@ class Router(MoveDesk):
         for stream in self.streams.values():
             stream.unsubscribe(peer)
         self.owed = {p: owed for p, owed in self.owed.items() if owed[0] != peer}
+        self.pay_owed(step)
 
     def validate(self) -> None:
         """Every queue is within its limit; the simulator asks after each event."""

@@ -36,6 +36,7 @@ class StreamLog:
         self.tail: dict[int, StreamEntry] = {}
         self.received: dict[str, int] = {}  # lane of a site -> last frame appended
         self.subscribers: dict[str, Reading] = {}
+        self._over: dict[str, int] = {}  # subscriber -> answers to come for subscriptions that are over
         self.visible = 0
         self._unsynced: deque[tuple[int, int]] = deque()  # (write, offset)
         self._new = False
@@ -71,6 +72,7 @@ class StreamLog:
             self.publish(step, subscriber)
 
     def subscribe(self, step: Step, subscriber: str, after: int) -> None:
+        self.unsubscribe(subscriber)
         self.subscribers[subscriber] = Reading(after)
         self.publish(step, subscriber)
 
@@ -81,7 +83,9 @@ class StreamLog:
             self.publish(step, subscriber)
 
     def unsubscribe(self, subscriber: str) -> None:
-        self.subscribers.pop(subscriber, None)
+        reading = self.subscribers.pop(subscriber, None)
+        if reading is not None and reading.reading:
+            self._over[subscriber] = self._over.get(subscriber, 0) + 1
 
     def publish(self, step: Step, subscriber: str) -> None:
         """What is durable and within the subscriber's credit; from memory, or read if it is older."""
@@ -98,6 +102,11 @@ class StreamLog:
             step.read_log(self.name, reading.sent, last - reading.sent, subscriber)
 
     def on_read(self, step: Step, subscriber: str, entries: list[StreamEntry]) -> None:
+        if subscriber in self._over:  # answers come in the order of the questions
+            self._over[subscriber] -= 1
+            if not self._over[subscriber]:
+                del self._over[subscriber]
+            return
         reading = self.subscribers.get(subscriber)
         if reading is None or not reading.reading:
             return

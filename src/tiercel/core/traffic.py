@@ -13,6 +13,7 @@ from tiercel.core.event_time import EventTime
 from tiercel.core.inbox import Held, Inbox
 from tiercel.core.lanes import FrameId, Inbound, Lane
 from tiercel.core.records import INITIAL, Output, Row, TableUpdate
+from tiercel.core.routing import slot_of
 from tiercel.core.runs import count_rows
 from tiercel.core.step import Step
 from tiercel.core.watermarks import FOREVER
@@ -272,6 +273,10 @@ class Traffic(EventTime):
         for key, route in inbox.table.overrides_in(frozenset(slots)).items():
             if route.site == self.site:
                 keys[key] = route  # what is ours stays ours, whatever becomes of its slot
+        for key in message.update.keys.keys() - keys.keys():  # on its way to us, and until then where it was
+            slot = slot_of(key, inbox.table.count)
+            if slot in slots and slots[slot].epoch > inbox.table.slots[slot].epoch:
+                keys[key] = inbox.table.route(key)
         if inbox.update_table(step, TableUpdate(slots, keys)):
             self.sequence_again(step, inbox, inbox.release_waiting())
 
