@@ -46,7 +46,7 @@ def everything(spark: SparkSession, storage: Path) -> None:
         assert process(live, FIRST).attempt == 1  # Spark itself has started it again
         traffic.go_on()
         before = process(live, "cloud")
-        live.backend.cancel("cloud")
+        live.backend.cancel(live._hosting.tag("cloud"))
         until_reborn(live, before)
         assert process(live, "cloud").submissions == 2
         traffic.go_on()

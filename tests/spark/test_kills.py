@@ -56,7 +56,8 @@ def kill_worker(live: Live, name: str) -> None:
 
 
 def cancel_job(live: Live, name: str) -> None:
-    live.spark.sparkContext.cancelJobsWithTag(f"tiercel:{name}")
+    assert live._hosting is not None
+    live.backend.cancel(live._hosting.tag(name))
 
 
 @pytest.mark.parametrize("strike", [kill_worker, cancel_job])

@@ -133,15 +133,18 @@ class Producer(Client):
         watermark_ms: int | None = None,
         initial: bool = False,
         stream: str = "",
+        timeout_s: float | None = None,
     ) -> None:
         """Exactly this frame under this number, for whoever can repeat it: one that was sent is dropped.
 
         `watermark_ms` promises later event times; `initial` rows are a key's first state, not tuples. With
         `stream` the rows are those of another one: a feed's frames and its dead letters are numbered as one.
+        With `timeout_s` it is an error if there is no room for so long.
         """
         self.connect()
         frame = Frame(checked_rows(rows), 0, watermark_ms, initial=initial, whole=True, stream=stream)
-        self._bell.until(lambda: self._offer_frame(seq, frame), None)
+        if not self._bell.until(lambda: self._offer_frame(seq, frame), timeout_s):
+            raise self._unsafe(self._submitted, timeout_s or 0.0)
 
     async def send_frame_async(
         self, seq: int, rows: Sequence[Row], *, watermark_ms: int | None = None, initial: bool = False

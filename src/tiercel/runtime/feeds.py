@@ -16,19 +16,19 @@ plan, and so sends the same frames under the same numbers: nothing is lost, noth
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from tiercel.core.records import ABSENT_WATERMARK, Row
 from tiercel.errors import UserError
 from tiercel.runtime.client import Producer
-from tiercel.runtime.place import Place
+from tiercel.runtime.place import Place, force, force_directory, write_whole
 
 FRAME_ROWS_MAX = 500
 FRAME_BYTES_MAX = 4 * 1024 * 1024  # a frame of wide rows is cut; the wire would take 64 MiB
@@ -119,9 +119,9 @@ class Stage:
         if self._rows:
             self._write(self._rows)
         with self._file as file:
-            _force(file)
+            force(file)
         self._draft.replace(self._path)
-        _force_directory(self._path.parent)
+        force_directory(self._path.parent)
         bad = (0, "", 0) if letters is None else (letters.rows, letters.file, letters.frames)
         return StagedFile(
             self._partition, self._path.name, self._frames, self._count, bad[0], self._newest_ms, *bad[1:]
@@ -192,7 +192,7 @@ class Feed:
                     made = Plan(stream, site, producer.acknowledged + 1, ordered, letters=letters)
                     plan = self._decide(batch, made)
                 self._send(producer, batch, plan)
-                _wait(producer)
+                _patiently(producer, producer.flush)
             plan = msgspec.structs.replace(plan, done=True)
             write_whole(self._plan_path(batch), msgspec.json.encode(plan))
         self._tidy(batch)
@@ -219,10 +219,10 @@ class Feed:
         draft = path.with_suffix(f".{os.getpid()}")
         with draft.open("wb") as file:
             file.write(msgspec.json.encode(plan))
-            _force(file)
+            force(file)
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
-            _force_directory(path.parent)
+            force_directory(path.parent)
         draft.unlink()
         return self.plan(batch) or plan
 
@@ -247,7 +247,8 @@ class Feed:
                     mark = None
                     if delay_ms is not None and stream == plan.stream:  # as in Spark, rows of a batch
                         mark = plan.newest_ms - delay_ms if number == end else ABSENT_WATERMARK  # share one
-                    producer.send_frame(number, rows, watermark_ms=mark, stream=stream)
+                    send = functools.partial(producer.send_frame, number, rows)
+                    _patiently(producer, functools.partial(send, watermark_ms=mark, stream=stream))
             seq = last + 1
 
     def _tidy(self, batch: int) -> None:
@@ -258,39 +259,13 @@ class Feed:
                 path.unlink(missing_ok=True)
 
 
-def _wait(producer: Producer) -> None:
-    """Until all is safe. A router that is slow, or slows us down, is waited for while it gets on."""
+def _patiently(producer: Producer, step: Callable[..., None]) -> None:
+    """Until it is done. A router that is slow, or slows us down, is waited for while it gets on."""
     while True:
         before = producer.acknowledged
         try:
-            producer.flush(PATIENCE_S)
+            step(timeout_s=PATIENCE_S)
             return
         except UserError:
             if producer.acknowledged == before:
                 raise
-
-
-# -- files ------------------------------------------------------------------------------------
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """The file has all of this or is as it was, also after a power loss."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
-        file.write(content)
-        _force(file)
-    draft.replace(path)
-    _force_directory(path.parent)
-
-
-def _force(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _force_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

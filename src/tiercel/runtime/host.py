@@ -18,6 +18,7 @@ the instances work while the router writes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -192,15 +193,17 @@ class Host:
             self._ended.set_result(reason)
 
     async def _look_whether_wanted(self) -> None:
-        while not (reason := self._registry.unwanted(self.name, self._life, self._parent)):
-            await asyncio.sleep(LOOK_S)
-            if self._replication is not None:
-                self._replication.choose()
-            if self._registry.checkpoint_asked(self.name):
-                self.take(TimerFired("checkpoint"))
+        while not self._ended.done():
+            with contextlib.suppress(OSError):  # the shared directory has a bad moment; we look again
+                if reason := self._registry.unwanted(self.name, self._life, self._parent):
+                    self.end(reason)
+                elif self._replication is not None:
+                    self._replication.choose()
+                if self._registry.checkpoint_asked(self.name):
+                    self.take(TimerFired("checkpoint"))
             if self._meter is not None:
                 self._meter.tick(self.busy_s)
-        self.end(reason)
+            await asyncio.sleep(LOOK_S)
 
     def _give_way(self, latest: int) -> None:
         """We were believed dead, and another life has begun: ours ends, whatever it was about to do."""

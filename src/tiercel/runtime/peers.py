@@ -129,7 +129,9 @@ class Peers:
         dialling: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
-                wanted = set(dials() if callable(dials) else dials) - {self.name}
+                wanted = set(dialling)  # as before, if the registry has a bad moment
+                with contextlib.suppress(OSError):
+                    wanted = set(dials() if callable(dials) else dials) - {self.name}
                 for peer in dialling.keys() - wanted:
                     dialling.pop(peer).cancel()
                 for peer in sorted(wanted - dialling.keys()):
@@ -155,7 +157,9 @@ class Peers:
         """Until it ends, or a later life of the peer listens: this one was stopped, or its machine lost."""
         while not link.closed.done():
             await asyncio.wait([link.closed], timeout=RENEWED_S)  # a plain await would let our end cancel it
-            address = self._registry.find(peer)
+            address = None
+            with contextlib.suppress(OSError):  # a bad moment of the registry; we look again
+                address = self._registry.find(peer)
             if address is not None and address.life > link.peer_life > 0 and not link.closed.done():
                 log.warning("%s: %s has been started again, we leave the older one", self.name, peer)
                 link.abort()

@@ -22,7 +22,7 @@ import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -185,32 +185,70 @@ class Place:
             return list(dict.fromkeys(found))
         except FileNotFoundError:
             return []
+        except msgspec.DecodeError as error:
+            what = f"{self.directory / 'instances.json'} cannot be read: {error}"
+            hint = 'it was damaged: restore it from a backup; or name them there, as ["count@cloud#1"]'
+            raise UserError(what, expected="the instances that should run", hint=hint) from error
 
     def want(self, instances: Iterable[str]) -> None:
         """These, each once; in one driver one thread at a time."""
-        draft = self.directory / f".instances.{os.getpid()}"
-        draft.write_bytes(msgspec.json.encode(sorted(set(instances))))
-        draft.replace(self.directory / "instances.json")
+        write_whole(self.directory / "instances.json", msgspec.json.encode(sorted(set(instances))))
 
     def write(self, manifest: Manifest) -> None:
         """Make the directory that of this deployment. The secret is made once and kept."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            secret = self.directory / "secret"
-            with contextlib.suppress(FileExistsError):
-                handle = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with os.fdopen(handle, "wb") as file:
-                    file.write(secrets.token_bytes(SECRET_BYTES))
+            self._make_secret()
             for directory in (self.metrics, self.feeds, self.directory / "processes"):
                 directory.mkdir(exist_ok=True)
-            draft = self.directory / f".deployment.{os.getpid()}"
-            draft.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
-            draft.replace(self.directory / "deployment.json")
+            text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+            write_whole(self.directory / "deployment.json", text)
         except OSError as error:
             what = f"{self.directory} cannot be written: {error.strerror}"
             raise UserError(
                 what, expected="a directory that the driver and every executor can write", hint=_STORAGE_HINT
             ) from error
+
+    def _make_secret(self) -> None:
+        """Whole or not at all. One that is empty is of a driver that was killed as it made it."""
+        secret, draft = self.directory / "secret", self.directory / f".secret.{os.getpid()}"
+        if secret.exists():
+            if secret.stat().st_size:
+                return
+            secret.unlink()
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+            force(file)
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, secret)
+        draft.unlink()
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The file has all of this or is as it was, also after a power loss."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("wb") as file:
+        file.write(content)
+        force(file)
+    draft.replace(path)
+    force_directory(path.parent)
+
+
+def force(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def force_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 _HINT = "it is what was given as storage= to tiercel.start"

@@ -47,7 +47,7 @@ class Registry:
     def find(self, name: str) -> Address | None:
         try:
             return msgspec.json.decode(self._place(name, "address").read_bytes(), type=Address)
-        except FileNotFoundError:
+        except (FileNotFoundError, msgspec.DecodeError):  # a power loss may leave it empty: nobody is there
             return None
 
     def since(self, name: str) -> int:

@@ -95,6 +95,7 @@ class Console:
         self._stories: dict[str, list[Stage]] = {}
         self._ending = threading.Event()
         self._failure = ""  # why the controller is away
+        self.lives = 0  # of the controller: a wish that it had not stored ends with one
         self._begin()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tiercel-controller", daemon=True)
@@ -109,6 +110,7 @@ class Console:
         store, backup = open_storage(self._place.process(NAME), manifest, NAME, TABLES)
         self._controller = Watched(manifest.topology, manifest.settings, store.items())
         self._controller.stories = self._stories
+        self.lives += 1
         self._host = Host(
             NAME,
             self._controller,
@@ -165,6 +167,11 @@ class Console:
 
     # -- asking --------------------------------------------------------------------------------
 
+    def check_runs(self) -> None:
+        """Who waits for something is told when it cannot come any more."""
+        if not self._thread.is_alive():
+            raise UserError("the controller has ended: the deployment was stopped")
+
     def _ask(self, question: Callable[[Controller, float], tuple[T, Sequence[Effect]]]) -> T:
         """Put a question to the controller in its own thread, and perform what it wants done."""
 
@@ -173,8 +180,7 @@ class Console:
             self._host.perform(effects)
             return answer
 
-        if not self._thread.is_alive():
-            raise UserError("the controller has ended: the deployment was stopped")
+        self.check_runs()
         coroutine = put()
         try:
             if self._failure:

@@ -35,6 +35,7 @@ TIME_MODES = ("none", "processingTime", "eventTime")
 ON_ERROR = ("dead-letter", "fail", "retry")
 
 PORT_MAX = 65_535
+WATERMARK = "spark.watermarkDelayMs"  # in the metadata of a column
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
@@ -237,12 +238,18 @@ class Graph:
 
         if made.topology.sites != found.topology.sites:
             refuse(f"its sites are {found.topology.sites}, not {made.topology.sites}")
+        facts_by_stream, streams = dict(made.streams), dict(made.topology.streams)
         for name, facts in found.streams.items():
             if name not in made.streams:
                 refuse(f"it has the stream {name!r}, which is not declared")
             now = made.streams[name]
-            if (now.schema, now.key, now.event_time) != (facts.schema, facts.key, facts.event_time):
+            alike = _without_delay(now.schema) == _without_delay(facts.schema)
+            if not alike or (now.key, now.event_time) != (facts.key, facts.event_time):
                 refuse(f"its stream {name!r} has another schema, key or event time")
+            # where its log is, and where producers begin that name no site, is history as well
+            facts_by_stream[name] = msgspec.structs.replace(now, sites=facts.sites)
+            if name in found.topology.streams:
+                streams[name] = msgspec.structs.replace(streams[name], home=found.topology.streams[name].home)
         operators = dict(made.topology.operators)
         for name, was in found.topology.operators.items():
             if name not in operators:
@@ -253,8 +260,10 @@ class Graph:
                     refuse(f"its operator {name!r} has other {fact}: {getattr(was, fact)!r}")
             # where its slots began is history; live.scale changes how many instances there are now
             operators[name] = msgspec.structs.replace(now_operator, instances=was.instances)
-        topology = msgspec.structs.replace(made.topology, operators=operators)
-        return msgspec.structs.replace(made, id=found.id, topology=topology, given=found.given)
+        topology = Topology(found.topology.sites, streams, operators)
+        return msgspec.structs.replace(
+            made, id=found.id, topology=topology, streams=facts_by_stream, given=found.given
+        )
 
 
 # -- small parsers of what users write --------------------------------------------------------
@@ -353,11 +362,19 @@ def parse_delay(delay: str | float | timedelta, what: str = "delay") -> int:
     raise UserError(f"{what} {given!r}", expected='something like "10 seconds", a timedelta, or seconds')
 
 
+def _without_delay(schema: str) -> object:
+    """A stream's schema without its DataFrame's watermark, which Spark notes there: it may change."""
+    found = msgspec.json.decode(schema)
+    for column in found["fields"]:
+        column.get("metadata", {}).pop(WATERMARK, None)
+    return found
+
+
 def watermark_delay_ms(frame: DataFrame, column: str) -> int | None:
     """The delay of `withWatermark`, which Spark notes at the column; None if there is none."""
     if column not in frame.columns:
         return None
-    delay = frame.schema[column].metadata.get("spark.watermarkDelayMs")
+    delay = frame.schema[column].metadata.get(WATERMARK)
     return None if delay is None else int(delay)
 
 

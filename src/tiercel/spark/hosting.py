@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import hashlib
 import itertools
 import logging
 import os
@@ -31,6 +32,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import uvloop
 from pyspark import TaskContext
@@ -235,7 +237,9 @@ class Hosting:
         self._place = place
         self._registry = place.registry
         self._threads: dict[str, threading.Thread] = {}
+        self._kept: dict[str, threading.Thread] = {}  # those that go on as long as a process is wanted
         self._unwanted: set[str] = set()
+        self._ended = False
         self._lock = threading.Lock()
         self.failures: dict[str, str] = {}  # of processes that were given up: the reason
         self.submissions: dict[str, int] = {}
@@ -247,23 +251,57 @@ class Hosting:
     def names(self) -> list[str]:
         return sorted(set(self._threads) - self._unwanted)
 
+    def tag(self, name: str) -> str:
+        """Of its jobs: deployments of one application may have processes of the same name."""
+        where = hashlib.sha256(os.fsencode(self._place.directory)).hexdigest()[:8]
+        return f"{quote(name, safe='@# ')}:{where}"  # Spark refuses a comma
+
     def start(self, name: str, plan: OperatorPlan | None = None) -> None:
-        """Ask Spark for a task that hosts this process: a router, or with a plan an instance."""
+        """Ask Spark for a task that hosts this process: a router, or with a plan an instance.
+
+        One that was dismissed and has not ended yet ends, and is started again by the thread that it has.
+        """
         with self._lock:
-            if name in self._threads and self._threads[name].is_alive():
+            if self._ended:
+                raise UserError(
+                    f"{name} is not started: the deployment was stopped", expected="one that runs"
+                )
+            if name in self._kept:
+                if name in self._unwanted:
+                    self._unwanted.discard(name)
+                    self._registry.welcome(name)
                 return
             self._unwanted.discard(name)
+            self.failures.pop(name, None)
             self._registry.welcome(name)
-            work = functools.partial(self._keep_running, name, plan)
+            work = functools.partial(self._run, name, plan)
             self._threads[name] = thread = self._backend.thread(work, f"tiercel-{name}")
+            self._kept[name] = thread
             thread.start()
+
+    def _run(self, name: str, plan: OperatorPlan | None) -> None:
+        try:
+            self._keep_running(name, plan)
+        except Exception as error:  # Spark does not even take the job
+            log.exception("the job of %s", name)
+            self.failures[name] = reason_of(error)
+        with self._lock:
+            if self._kept.get(name) is threading.current_thread():
+                del self._kept[name]
+
+    def _goes_on(self, name: str) -> bool:
+        """Whether this thread is to submit another job; if not, who is wanted again gets another thread."""
+        with self._lock:
+            if name in self._unwanted:
+                del self._kept[name]
+            return name in self._kept
 
     def _keep_running(self, name: str, plan: OperatorPlan | None) -> None:
         """One job after the other until the process is dismissed, or cannot work at all."""
-        self._backend.enter(name)
+        self._backend.enter(self.tag(name))
         job = self._backend.job(task(self._place.directory, name, plan, self._build))
         in_a_row = 0
-        while name not in self._unwanted:
+        while self._goes_on(name):
             begun = time.monotonic()
             self.submissions[name] = self.submissions.get(name, 0) + 1
             try:
@@ -272,7 +310,7 @@ class Hosting:
                     self._registry.welcome(name)  # it was to leave its executor, and starts on another
             except Exception as error:
                 if name in self._unwanted:
-                    return
+                    continue
                 if self._backend.is_stopped():
                     self.failures[name] = "the Spark session was stopped"
                     return
@@ -338,7 +376,7 @@ class Hosting:
         self.suspicions[name] = self.suspicions.get(name, 0) + 1
         self._suspected.add(name)
         self._registry.welcome(name)
-        self._backend.cancel(name)
+        self._backend.cancel(self.tag(name))
 
     def evict(self) -> None:
         """End what an earlier driver has left running: behind Spark Connect, killing it ends nothing."""
@@ -357,13 +395,15 @@ class Hosting:
 
     def end(self) -> None:
         """Dismiss every process; cancel the jobs of those that do not listen."""
+        with self._lock:
+            self._ended = True
         for name in self._threads:
             self.dismiss(name)
         give_up = time.monotonic() + END_S_MAX
         for name, thread in self._threads.items():
             thread.join(max(0.0, give_up - time.monotonic()))
             if thread.is_alive() and not self._backend.is_stopped():
-                self._backend.cancel(name)
+                self._backend.cancel(self.tag(name))
         for name in self._threads:
             self._registry.withdraw(name)
 

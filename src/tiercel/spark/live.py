@@ -136,6 +136,7 @@ class Live:
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._lock: StorageLock | None = None
         self._wanting = threading.Lock()  # which instances should run
+        self._deploying = threading.RLock()  # two threads may both be the first to use it
         self._hosting: Hosting | None = None
         self._console: Console | None = None
         self._watch: Watch | None = None
@@ -230,10 +231,14 @@ class Live:
 
     def deploy(self) -> Live:
         """Start the routers and instances that were declared, then the feeds. Done by the first use."""
-        self._check_not_stopped()
-        self.backend.check()
-        if self._hosting is not None:
-            return self
+        with self._deploying:
+            self._check_not_stopped()
+            self.backend.check()
+            if self._hosting is None:
+                self._deploy()
+        return self
+
+    def _deploy(self) -> None:
         if not self.graph.operators:
             raise UserError("no operator was declared", hint="stream.transform_with_state(...)")
         lock = StorageLock(self.place)
@@ -291,7 +296,6 @@ class Live:
         except BaseException:
             self.stop()
             raise
-        return self
 
     def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame:
         reader = self.spark.readStream.format("tiercel").option("storage", str(self.place.directory))

@@ -7,6 +7,7 @@ Not responsible for: carrying moves out (control/controller.py, core/).
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +15,9 @@ import msgspec
 from tiercel.control.controller import MoveState, TrackedMove
 from tiercel.control.plans import WantedMove
 from tiercel.core.records import KeySet
+from tiercel.core.topology import operator_of
 from tiercel.errors import UserError
+from tiercel.spark.hosting import could_not_start
 
 if TYPE_CHECKING:
     from tiercel.spark.console import Console
@@ -128,6 +131,7 @@ class Moving:
         """Until all have ended. Raises `MoveUndone` if one was undone, `UserError` if it takes too long."""
         give_up = time.monotonic() + timeout_s
         while not self.done:
+            self._console.check_runs()
             if time.monotonic() > give_up:
                 raise UserError(f"not ended within {timeout_s:g} s: {self.progress()}", hint="wait longer")
             time.sleep(LOOK_S)
@@ -154,9 +158,13 @@ def _forgotten(move: str) -> TrackedMove:
 class Scaling:
     """A wish for a number of instances, being carried out."""
 
-    def __init__(self, console: Console, hosting: Hosting, operator: str) -> None:
+    def __init__(
+        self, console: Console, hosting: Hosting, operator: str, instances: Iterable[str] = (), life: int = 0
+    ) -> None:
+        """`instances` were asked for in that life of the controller."""
         self._console, self._hosting = console, hosting
         self._operator = operator
+        self._instances, self._life = set(instances), life
         self.asked_s = time.monotonic()
 
     @property
@@ -172,6 +180,8 @@ class Scaling:
         limit, slots_s_max = self._hosting.start_s_max
         give_up_s = slots_s_max + SCALE_S_MAX if timeout_s is None else timeout_s
         while not self.done:
+            self._console.check_runs()
+            self._check_starts()
             passed_s = time.monotonic() - self.asked_s
             if passed_s > min(slots_s_max, give_up_s) and (waiting := self._hosting.waiting):
                 raise UserError(
@@ -185,4 +195,20 @@ class Scaling:
                     hint="live.status() shows which instances run",
                 )
             time.sleep(0.02)
+        self._check_kept()
         return time.monotonic() - self.asked_s
+
+    def _check_starts(self) -> None:
+        for name in self._hosting.waiting if self._hosting.failures else ():
+            if operator_of(name) == self._operator and name in self._hosting.failures:
+                raise could_not_start(name, self._hosting.failures[name])
+
+    def _check_kept(self) -> None:
+        """A controller that has failed meanwhile may have carried the wish out, or never have stored it."""
+        here = {name for name in self._hosting.names if operator_of(name) == self._operator}
+        if self._instances and self._console.lives != self._life and here != self._instances:
+            raise UserError(
+                f"scaling {self._operator!r}: the controller failed, perhaps before it had stored the wish",
+                expected=f"{', '.join(sorted(self._instances))}; there are {', '.join(sorted(here))}",
+                hint="it has started again by itself; ask again",
+            )

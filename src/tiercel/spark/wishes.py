@@ -149,8 +149,9 @@ class Wishes:
         wanted = self._graph.instances(operator, instances)
         new = [i for i in wanted if i not in self._hosting.names]
         check_slots(self._backend, len(new), running=hosted(self._backend.application), spare=1)
+        life = self._console.lives
         self._console.scale(Scale(operator, wanted, strategy))
-        return Scaling(self._console, self._hosting, operator)
+        return Scaling(self._console, self._hosting, operator, wanted, life)
 
     def recover(self, instance: str, over: int) -> list[str]:
         """New instances take over from one that died; returns them when all of them work."""
@@ -167,8 +168,12 @@ class Wishes:
         recovery = self._console.recover(instance, heirs)
         while self._console.recovering(recovery):
             time.sleep(LOOK_S)
+            self._console.check_runs()
             for name in set(heirs) & set(self._hosting.failures):
                 raise could_not_start(name, self._hosting.failures[name])
+        if not set(heirs) <= set(self._hosting.names):
+            what = f"{instance} was not taken over: the controller failed before it had stored the request"
+            raise UserError(what, hint="it has started again by itself; ask again")
         return list(heirs)
 
     def drain(self, instance: str) -> Moving:
