@@ -1,11 +1,11 @@
-"""Writes the reference pages of docs/ out of the code: messages.md, rules.md, settings.md.
+"""Generator of the reference pages of docs/ and of the state diagrams in ARCHITECTURE.md.
 
-Responsible for: tables that cannot drift from the code. `python docs/generate.py` rewrites them,
+Responsible for: tables and diagrams that follow the code. `python docs/generate.py` rewrites them,
     `python docs/generate.py --check` fails if one of them is out of date.
-Not responsible for: prose (ARCHITECTURE.md, decisions/).
+Not responsible for: prose (ARCHITECTURE.md outside its markers, decisions/), measured results (measure.py).
 
-What the code cannot say for itself stands here: who sends a message to whom, and a rule in a few
-words. The script refuses to run when a message has no line here, or a line has no message.
+This script adds what the code does not state: the sender and receiver of a message, and each rule in one
+sentence. It refuses to run when a message has no line here, or a line has no message.
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tiercel.core import messages, settings
-from tiercel.core.messages import clients, instances, lanes, moves, replicas
-from tiercel.sim.mutants import DIRECTED, MUTANTS
+from tiercel.core.messages import client as clients
+from tiercel.core.messages import instance as instances
+from tiercel.core.messages import migration as moves
+from tiercel.core.messages import site_link as outboxes
+from tiercel.core.migration import phases
+from tiercel.runtime.net import replication_messages as replicas
+from tiercel.sim.explore.mutants import DIRECTED, MUTANTS
 
 HERE = Path(__file__).resolve().parent
 NOTE = "<!-- Written by docs/generate.py. Do not edit: change the code or the script. -->"
@@ -34,14 +41,14 @@ Way = tuple[str, str]  # from -> to, and when it leaves
 
 NOW = "at once"
 WHEN_DURABLE = "when durable"
-IN_LANE = "in a lane, when durable"
+IN_OUTBOX = "in the site outbox, when durable"
 INSIDE = "inside another message"
-AFTER_CHECKPOINT = "after the checkpoint it speaks of"
+AFTER_CHECKPOINT = "after the checkpoint it reports"
 
 WAYS: dict[str, Way] = {
     # clients
     "Hello": ("producer -> router", NOW),
-    "ProducerMark": ("router -> producer", WHEN_DURABLE),
+    "ProducerAck": ("router -> producer", WHEN_DURABLE),
     "ProducerFenced": ("router -> producer", WHEN_DURABLE),
     "Produce": ("producer -> router", NOW),
     "ProduceMobile": ("mobile source -> router", NOW),
@@ -54,9 +61,9 @@ WAYS: dict[str, Way] = {
     # instances
     "Attach": ("instance -> router", NOW),
     "AttachReply": ("router -> instance", WHEN_DURABLE),
-    "Outlived": ("router -> instance", NOW),
-    "ArrivalRole": ("router -> destination, in `AttachReply`", INSIDE),
-    "DepartureRole": ("router -> source, in `AttachReply` and `FlipNotice`", INSIDE),
+    "InstanceFenced": ("router -> instance", NOW),
+    "IncomingRole": ("router -> destination, in `AttachReply`", INSIDE),
+    "OutgoingRole": ("router -> source, in `AttachReply` and `FlipToSource`", INSIDE),
     "Resume": ("instance -> router", NOW),
     "Dispatch": ("router -> instance", NOW),
     "Confirmed": ("router -> instance", WHEN_DURABLE),
@@ -65,21 +72,21 @@ WAYS: dict[str, Way] = {
     "Checkpointed": ("instance -> router", AFTER_CHECKPOINT),
     # between routers
     "Prepare": ("source's router -> destination's router -> destination", "first hop when durable"),
-    "MoveNotice": ("base of the notices", IN_LANE),
-    "ShadowNotice": ("source's router -> destination's router", IN_LANE),
-    "FlippedNotice": ("source's router -> destination's router", IN_LANE),
-    "AbortedNotice": ("source's router -> destination's router", IN_LANE),
-    "EmitFromNotice": ("source's router -> destination's router", IN_LANE),
-    "EmittedNotice": ("source's router -> destination's router", IN_LANE),
-    "ResumeNotice": ("source's router -> destination's router", IN_LANE),
-    "DoneNotice": ("source's router -> destination's router", IN_LANE),
-    "LaneFrame": ("router -> router", WHEN_DURABLE),
-    "LaneReceipt": ("router -> router", "`settled` when durable, `taken` alone at once"),
-    "Moved": ("router -> router", WHEN_DURABLE),
+    "MoveNotice": ("base of the notices", IN_OUTBOX),
+    "ShadowNotice": ("source's router -> destination's router", IN_OUTBOX),
+    "FlipToDestination": ("source's router -> destination's router", IN_OUTBOX),
+    "AbortedNotice": ("source's router -> destination's router", IN_OUTBOX),
+    "EmitFromNotice": ("source's router -> destination's router", IN_OUTBOX),
+    "EmittedNotice": ("source's router -> destination's router", IN_OUTBOX),
+    "ResumeNotice": ("source's router -> destination's router", IN_OUTBOX),
+    "DoneNotice": ("source's router -> destination's router", IN_OUTBOX),
+    "SiteFrame": ("router -> router", WHEN_DURABLE),
+    "SiteFrameReceipt": ("router -> router", "`settled` when durable, `taken` alone at once"),
+    "OwnerChanged": ("router -> router", WHEN_DURABLE),
     "WatermarkReport": ("router -> every router", WHEN_DURABLE),
     # moves
     "Retirement": ("controller -> router", NOW),
-    "Succession": ("controller -> router", WHEN_DURABLE),
+    "TakeoverRequest": ("controller -> router", WHEN_DURABLE),
     "RetirementReply": ("router -> controller", WHEN_DURABLE),
     "MoveRequest": ("controller -> source's router", WHEN_DURABLE),
     "MoveStatus": ("source's router -> controller", "when durable; a refusal at once"),
@@ -96,208 +103,272 @@ WAYS: dict[str, Way] = {
     "Chunk": ("source -> destination", "when the log is durable up to the capture"),
     "EndOfKeys": ("source -> destination", "when the log is durable up to the last capture"),
     "ChunkReceipt": ("destination -> source", NOW),
-    "Fetch": ("destination -> source", NOW),
+    "RestartTransfer": ("destination -> source", NOW),
     "Digests": ("source -> its router", NOW),
     "Ready": (
         "destination -> its router -> source's router",
         "first hop after the checkpoint, second when durable",
     ),
-    "Installed": (
+    "StateComplete": (
         "destination -> its router -> source's router",
         "first hop at once, second when durable",
     ),
-    "FlipNotice": ("source's router -> source", WHEN_DURABLE),
-    "Cut": ("source -> its router", NOW),
+    "FlipToSource": ("source's router -> source", WHEN_DURABLE),
+    "SourceStopped": ("source -> its router", NOW),
     "EmitFrom": ("destination's router -> destination", WHEN_DURABLE),
     "EmittedThrough": ("destination's router -> destination", NOW),
-    "Settled": (
+    "DestinationCheckpointed": (
         "destination -> its router -> source's router",
         "first hop after the checkpoint, second when durable",
     ),
     "AbortNotice": ("router -> source, destination or another router", WHEN_DURABLE),
     "Forget": ("source's router -> source", WHEN_DURABLE),
     "Forgotten": ("source -> its router", AFTER_CHECKPOINT),
-    "Said": ("instance -> its router, around what it says about a move", "as what it carries"),
-    "Halt": ("router -> instance", WHEN_DURABLE),
+    "FromInstance": ("instance -> its router; wraps its messages about a move", "as the message inside"),
+    "RestartRequest": ("router -> instance", WHEN_DURABLE),
     "Shadow": ("destination's router -> destination", NOW),
     # replicas
-    "CopyQuery": ("process -> replica", NOW),
-    "CopyState": ("replica -> process", NOW),
-    "CopyRefused": ("replica -> process", NOW),
-    "CopyPart": ("process -> replica, or back", "what is committed"),
-    "CopyBatch": ("process -> replica", "after the commit, each turn"),
-    "CopyReceipt": ("replica -> process", NOW),
-    "CopyPull": ("process -> replica", NOW),
+    "ReplicaQuery": ("process -> replica", NOW),
+    "ReplicaState": ("replica -> process", NOW),
+    "ReplicaFenced": ("replica -> process", NOW),
+    "ReplicaSnapshotPart": ("process -> replica, or back", "what is committed"),
+    "ReplicaBatch": ("process -> replica", "after the commit, each turn"),
+    "ReplicaAck": ("replica -> process", NOW),
+    "ReplicaPull": ("process -> replica", NOW),
 }
 
 # -- rules ---------------------------------------------------------------------------------------
 
 
 class Rule(NamedTuple):
-    """A rule of the protocol in a few words, and the functions (module:qualified name) that keep it."""
+    """A rule of the protocol in one sentence, and the functions (module:qualified name) that enforce it."""
 
     text: str
     places: tuple[str, ...]
-    missing: str = ""  # what of it is not built
+    missing: str = ""  # the part that is not built
 
 
 RULES: dict[str, Rule] = {
     "R1": Rule(
-        "Its site's router de-duplicates a fixed producer, a mobile source only by the key's sequencer.",
-        ("streams:Producers.accept", "inbox:Inbox.sequence", "clients:MobileSource.submit"),
+        "The site's router drops repeats of a fixed producer; the key's sequencer drops repeats of a "
+        "mobile source.",
+        (
+            "logs.producers:ProducerTable.accept",
+            "logs.inbox:Inbox.sequence",
+            "clients:MobileSource.submit",
+        ),
     ),
     "R2": Rule(
-        "The marks of a key's origins travel with the key, and are installed before its first append.",
-        ("inbox:Inbox.give_marks", "inbox:Inbox.install_marks"),
+        "The marks of a key's origins travel with the key; its new router installs them before its "
+        "first append.",
+        ("logs.inbox:Inbox.give_marks", "logs.inbox:Inbox.install_marks"),
     ),
     "R3": Rule(
-        "Rows are held before they are appended; log order is processing order.",
-        ("inbox:Inbox._sequence_here", "destination:DestinationMove.checkpoint_position"),
+        "A router holds early rows before it appends them; the order of the log is the processing order.",
+        (
+            "logs.inbox:Inbox._sequence_here",
+            "migration.destination_instance:StateReceiver.checkpoint_position",
+        ),
     ),
     "R4": Rule(
-        "A change of path never reorders the rows of a sender and a key.",
-        ("inbox:Inbox._number", "inbox:Inbox._sequence_here", "inbox:Inbox.find_returning"),
+        "A change of path never reorders the rows that one sender has for one key.",
+        (
+            "logs.inbox:Inbox._number",
+            "logs.inbox:Inbox._sequence_here",
+            "logs.inbox:Inbox.find_awaiting_own_rows",
+        ),
     ),
     "R5": Rule(
-        "One lane per link and inbox: numbered frames, kept and sent again until they are settled.",
-        ("lanes:Lane.add", "lanes:Lane.reconnected", "traffic:Traffic.on_lane_frame"),
+        "One site outbox for each link and inbox: it stores numbered frames and repeats them until they "
+        "are settled.",
+        (
+            "logs.site_outbox:SiteOutbox.add",
+            "logs.site_outbox:SiteOutbox.reconnected",
+            "router.forwarding:Forwarding.on_frame",
+        ),
     ),
     "R6": Rule(
-        "Only what is durable leaves a site or enters a checkpoint, an output log or a shadow.",
+        "Only durable data leaves a site or enters a checkpoint, an output log or a shadow.",
         (
-            "step:Journal.commit",
-            "lanes:Lane.pump",
-            "source:SourceMove.pump",
-            "checkpoints:Checkpointer.try_store",
+            "machine.step:Journal.commit",
+            "logs.site_outbox:SiteOutbox.pump",
+            "migration.source_instance:StateSender.pump",
+            "instance.checkpoint_writer:CheckpointWriter.try_store",
         ),
     ),
     "R7": Rule(
-        "An output's identity is operator, key, key epoch, offset, n; the epoch grows at each Flip.",
-        ("engine:Engine.call", "routing:RoutingTable.moved"),
+        "The identity of an output is operator, key, key epoch, offset, n; each Flip raises the epoch.",
+        ("instance.user_code:ProcessorRunner.call", "model.routing:RoutingTable.moved"),
     ),
     "R8": Rule(
-        "An output is admitted once: one mark per instance, and one per key on the move.",
-        ("traffic:Traffic.on_outputs", "arrivals:Arrival.admit"),
+        "A router admits an output once: one mark for each instance, and one for each moving key.",
+        ("router.outputs:OutputAdmission.on_outputs", "migration.destination_router:IncomingMove.admit"),
     ),
     "R9": Rule(
-        "Mark, appends and outbox entries of one frame are one write; acknowledged after it.",
-        ("step:Step.put", "router:Router._finish", "traffic:Traffic.emit"),
+        "Mark, appends and outbox frames of one frame are one write; the router acknowledges after it.",
+        ("machine.step:Step.put", "router.router:Router._finish", "router.outputs:OutputAdmission.emit"),
     ),
     "R10": Rule(
         "A stream's output log has one home; the destination emits once the source's outputs are there.",
-        ("traffic:Traffic.log_outputs", "traffic:Traffic.unsettled_outputs", "departures:Departure.cut"),
+        (
+            "router.outputs:FanOut.log_outputs",
+            "router.forwarding:Forwarding.unsettled_outputs",
+            "migration.source_router:OutgoingMove.stop_source",
+        ),
     ),
     "R11": Rule(
-        "A call is atomic; rows of one that raised are tried alone; dead letters are outputs or frames.",
+        "A call is atomic; after an error each row runs alone; dead letters are outputs or frames.",
         (
-            "engine:Engine.call",
-            "engine:Engine.call_alone",
-            "keyed:Handle.roll_back",
-            "traffic:Traffic.log_produced",
+            "instance.user_code:ProcessorRunner.call",
+            "instance.user_code:ProcessorRunner.call_alone",
+            "state.handle:Handle.roll_back",
+            "router.intake:Intake.log_produced",
         ),
     ),
     "R12": Rule(
-        "One call per log entry and key; entries are never merged.",
-        ("processing:Processing._call_all", "inbox:Inbox.append"),
+        "One call for each log entry and key; entries are never merged.",
+        ("instance.processing:Processing.call_all", "logs.inbox:Inbox.append"),
     ),
     "R13": Rule(
-        "Iteration is in encoded order, attributes do not survive a call, both sides compare digests.",
-        ("engine:Engine.call", "keyed:KeyState.digest", "departures:Departure.differing_key"),
+        "Iteration follows the encoded order, attributes do not survive a call, and both sides compare "
+        "digests.",
+        (
+            "instance.user_code:ProcessorRunner.call",
+            "state.handle:KeyState.digest",
+            "migration.source_router:OutgoingMove.differing_key",
+        ),
     ),
     "R14": Rule(
-        "Every routing entry has its own epoch, minted by the log that sequences it.",
-        ("routing:RoutingTable.take", "routing:RoutingTable.moved"),
+        "Every routing entry has its own epoch, assigned by the log that sequences it.",
+        ("model.routing:RoutingTable.take", "model.routing:RoutingTable.moved"),
     ),
     "R15": Rule(
-        "Going home is a move; only a newer slot sweeps an override; key and slot overlap.",
-        ("routing:RoutingTable.take", "routing:RoutingTable.moved", "routing:overlap"),
-        "eviction of overrides away from their owner",
+        "A return to the slot's owner is a move; only a newer slot removes an override; key and slot "
+        "overlap.",
+        ("model.routing:RoutingTable.take", "model.routing:RoutingTable.moved", "model.routing:overlap"),
+        "removal of overrides at other sites than the owner's",
     ),
     "R16": Rule(
-        "A row is forwarded only to a strictly newer epoch; else it waits for the table.",
-        ("inbox:Inbox.sequence", "inbox:Inbox.release_waiting"),
+        "A router forwards a row only to a strictly newer epoch; otherwise the row waits for the table.",
+        ("logs.inbox:Inbox.sequence", "logs.inbox:Inbox.release_waiting"),
     ),
     "R17": Rule(
         "Log time never runs backwards; a moved key keeps its clock; no watermark overtakes a row.",
-        ("arrivals:Arrival.on_flipped", "destination:DestinationMove._times", "event_time:EventTime.promise"),
+        (
+            "migration.destination_router:IncomingMove.on_flipped",
+            "migration.destination_instance:StateReceiver._times",
+            "router.watermarks:Watermarks.promise",
+        ),
     ),
     "R18": Rule(
-        "The destination's watermark freezes at Prepare; Flip waits for the source's; Adopt fires the rest.",
+        "The destination's watermark freezes at Prepare; Flip waits for the source's; Adopt fires the "
+        "timers in between.",
         (
-            "event_time:EventTime.output_promise",
-            "departures:Departure.source_watermark_reached",
-            "destination:DestinationMove._fire_passed",
+            "router.watermarks:Watermarks.output_promise",
+            "migration.source_router:OutgoingMove.source_watermark_reached",
+            "migration.destination_instance:StateReceiver.fire_passed",
         ),
     ),
     "R19": Rule(
-        "Ticks are log entries, kept for held keys. Late rows never reach an operator in event time.",
+        "Ticks are log entries, held for held keys; late rows never reach an operator in event time.",
         (
-            "traffic:Traffic.on_tick",
-            "destination:DestinationMove._catch_up",
-            "event_time:EventTime.in_time",
-            "event_time:EventTime.left_out",
+            "router.outputs:OutputAdmission.on_tick",
+            "migration.destination_instance:StateReceiver._catch_up",
+            "router.watermarks:Watermarks.in_time",
+            "router.watermarks:Watermarks.left_out",
         ),
     ),
     "R20": Rule(
-        "Keys deleted before their capture are sent as absent; what is not mentioned had no state.",
-        ("source:SourceMove.capture", "destination:DestinationMove._finish_if_complete"),
+        "The source sends keys deleted before their capture as absent; a key without mention had no state.",
+        (
+            "migration.source_instance:StateSender.capture",
+            "migration.destination_instance:StateReceiver._finish_if_complete",
+        ),
     ),
     "R21": Rule(
         "The source captures at its own offset; the shadow starts there and is complete at the flip.",
         (
-            "departures:Departure.on_capture_from",
-            "departures:Departure.shadow_complete",
-            "source:SourceMove.on_flip",
-            "destination:DestinationMove.on_emit_from",
+            "migration.source_router:OutgoingMove.on_capture_from",
+            "migration.source_router:OutgoingMove.shadow_complete",
+            "migration.source_instance:StateSender.on_flip",
+            "migration.destination_instance:StateReceiver.on_emit_from",
         ),
     ),
     "R22": Rule(
-        "Ready is a durable vote: then only the source's router ends the move; locked keys are refused.",
-        ("arrivals:Arrival.on_ready", "movedesk:MoveDesk.check_unlocked", "router:Router.on_message"),
+        "Ready is a durable vote: afterwards only the source's router ends the move; routers refuse "
+        "locked keys.",
+        (
+            "migration.destination_router:IncomingMove.on_ready",
+            "migration.coordinator:MoveCoordinator.check_unlocked",
+            "router.router:Router.on_message",
+        ),
     ),
     "R23": Rule(
-        "A silent source is taken over at what it emitted; above that its outputs are refused.",
+        "The router replaces a silent source at its last admitted output, and refuses its later outputs.",
         (
-            "departures:Departure.take_over",
-            "departures:Departure.refuses_output",
-            "processing:Processing.take_departure",
+            "migration.source_router:OutgoingMove.take_over",
+            "migration.source_router:OutgoingMove.refuses_output",
+            "migration.source_instance:StateSender.on_decided",
         ),
     ),
     "R24": Rule(
-        "The shadow is stored at the destination's site and limited; a destination restarts from there.",
-        ("arrivals:Arrival.on_shadow", "arrivals:Arrival.feed_shadow", "departures:Departure.shadow"),
+        "The destination's site stores the shadow, up to a limit; a restarted destination continues "
+        "from there.",
+        (
+            "migration.destination_router:IncomingMove.on_shadow",
+            "migration.destination_router:IncomingMove.feed_shadow",
+            "migration.source_router:OutgoingMove.shadow",
+        ),
     ),
     "R25": Rule(
-        "The source forgets once the destination's checkpoint covers the adoption; stale copies are dropped.",
+        "The source forgets once the destination's checkpoint covers the adoption; instances drop stale "
+        "state.",
         (
-            "destination:DestinationMove.may_settle",
-            "instance:Instance._forget",
-            "instance:Instance._take_roles",
+            "migration.destination_instance:StateReceiver.may_settle",
+            "migration.instance_moves:InstanceMoves._forget",
+            "migration.instance_moves:InstanceMoves.take_roles",
         ),
         "backup",
     ),
     "R26": Rule(
         "A decided move is never undone; Flip is the last offset of its keys in that log.",
-        ("departures:Departure.abort", "recovery:_first_steps", "departures:Departure.flip"),
+        (
+            "migration.source_router:OutgoingMove.abort",
+            "router.router:Router._recover",
+            "migration.source_router:OutgoingMove.flip",
+        ),
         "a reverse move ordered by the destination's router",
     ),
     "R27": Rule(
-        "A checkpoint's position is a vector: the inbox, and each arriving move.",
-        ("checkpoints:Checkpointer._take", "feed:Feed.share_of"),
+        "The position of a checkpoint is a vector: the inbox, and each incoming move.",
+        ("instance.checkpoint_writer:CheckpointWriter._take", "logs.dispatch:DispatchCursor.share_of"),
     ),
     "R28": Rule(
-        "Initial state enters before the first tuple. A feed stages rows and publishes one attempt under "
-        "fixed numbers.",
-        ("traffic:Traffic.take_in", "engine:Engine.call", "streams:Producers.accept"),
+        "Initial state enters before the first tuple; a feed stages rows and publishes one attempt "
+        "under fixed numbers.",
+        (
+            "router.outputs:FanOut.route_rows",
+            "instance.user_code:ProcessorRunner.call",
+            "logs.producers:ProducerTable.accept",
+        ),
     ),
     "R29": Rule(
-        "A newer life fences the older ones.",
-        ("movedesk:MoveDesk.on_attach", "router:Router.on_message", "traffic:Traffic.on_outputs"),
+        "A newer incarnation fences the older ones.",
+        (
+            "router.sessions:Sessions.on_attach",
+            "router.router:Router.on_message",
+            "router.outputs:OutputAdmission.on_outputs",
+        ),
     ),
     "R30": Rule(
-        "Credit per reader and lane; state and control need none; a held row does not close its lane.",
-        ("feed:Feed.offer", "traffic:Traffic.take", "traffic:Traffic.congested"),
-        "a window of their own for the notices in a lane",
+        "Each reader and outbox has credit; state and control need none; a held row does not block its "
+        "outbox.",
+        (
+            "logs.dispatch:DispatchCursor.offer",
+            "router.forwarding:Forwarding.take",
+            "router.intake:Intake.congested",
+        ),
+        "separate credit for the notices in a site outbox",
     ),
 }
 
@@ -321,25 +392,27 @@ def first_line(thing: Any) -> str:
     return (inspect.getdoc(thing) or "").partition("\n")[0]
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
 
 
 def messages_page() -> str:
-    groups = [clients, instances, lanes, moves, replicas]
+    groups = [clients, instances, outboxes, moves, replicas]
     known = {cls.__name__ for module in groups for cls in message_classes(module)}
-    public = set(messages.__all__) - {"Message", "AnyNotice"}
+    public = set(messages.__all__) - {"Message", "AnyNotice", "MoveOutcome"}
+    public |= {cls.__name__ for cls in message_classes(replicas)}
     if not known == public == set(WAYS):
         odd = sorted((known | public | set(WAYS)) - (known & public & set(WAYS)))
         message = f"docs/generate.py and tiercel.core.messages do not agree on: {', '.join(odd)}"
         raise SystemExit(message)
     lines = ["# Messages", "", NOTE, "", first_line(messages), ""]
     lines += [
-        "*Leaves* says when a message goes out. *When durable*: once the write of the event that made it,",
-        "and every write before it, are durable (`Step.send_durable`). *In a lane*: as a `LaneFrame`, which",
-        "is stored, numbered, and repeated until it is settled. *At once*: it rests on nothing that is not",
-        "durable, or it stays within the site, where a reader ahead of its log rolls back.",
+        "The column *leaves* says when the sender sends a message. *When durable*: once the write of",
+        "the same event, and every write before it, is durable (`Step.send_durable`). *In the site outbox*:",
+        "as a `SiteFrame`, which the router stores, numbers, and repeats until it is settled. *At once*: the",
+        "message depends on durable data only, or stays within the site, where a reader ahead of its log",
+        "rolls back.",
         "",
     ]
     for module in groups:
@@ -358,7 +431,7 @@ def resolve(place: str) -> Any:
     thing: Any = importlib.import_module(f"tiercel.core.{module}")
     for name in path.split("."):
         if not hasattr(thing, name):
-            message = f"docs/generate.py: tiercel.core has no {place}; say where that rule lives now"
+            message = f"docs/generate.py: tiercel.core has no {place}; name the place of that rule"
             raise SystemExit(message)
         thing = getattr(thing, name)
     return thing
@@ -367,10 +440,10 @@ def resolve(place: str) -> Any:
 def rules_page() -> str:
     lines = ["# Rules of the protocol", "", NOTE, ""]
     lines += [
-        "Each rule closes a schedule that would break a promise. A *mutant* is a planted bug that takes the",
-        "rule out; `tiercel sim --mutants` must notice every one of them, except those marked *directed*:",
-        "they are too rare for random seeds, and a transcript shows them. The tests of a rule are the",
-        f"functions `test_<rule>_...` of `{RULE_TESTS}`: they fail when the rule is taken out. A rule",
+        "Each rule prevents a schedule that would break a guarantee. A *mutant* is a planted bug that",
+        "removes the rule. `tiercel sim --mutants` must notice every mutant, except those marked *directed*:",
+        "random seeds reach them too rarely, so a transcript shows them. The tests of a rule are the",
+        f"functions `test_<rule>_...` of `{RULE_TESTS}`. They fail when the rule is removed. A rule",
         "without a mutant has transcripts of the real machines there, each with its own counter-proof.",
         "Places are in `tiercel.core`.",
         "",
@@ -384,16 +457,31 @@ def rules_page() -> str:
         kills += [f"`{mutant}` (directed): {m.what}" for mutant, m in DIRECTED.items() if m.rule == name]
         places = "<br>".join(f"`{place}`" for place in rule.places)
         rows.append((name, text, places, "<br>".join(kills) or "none", f"`test_{name}_...`"))
-    lines += [*table(("rule", "in a few words", "where", "mutants", "test"), rows), ""]
+    lines += [*table(("rule", "text", "where", "mutants", "test"), rows), ""]
     others = [(m.rule, f"`{n}`: {m.what}") for n, m in MUTANTS.items() if m.rule not in RULES]
-    lines += ["Mutants that break a promise rather than one rule:", ""]
-    lines += [*table(("promise", "mutant"), others), ""]
+    lines += ["Mutants that break a guarantee rather than one rule:", ""]
+    lines += [*table(("guarantee", "mutant"), others), ""]
     lines += [
-        "Promises: P1 exactly once, P2 in order, P3 one owner, P4 no global coordination, P5 no cost when",
+        "Guarantees: P1 exactly once, P2 in order, P3 one owner, P4 no global coordination, P5 no cost when",
         "idle, P6 a move ends, P7 bounded.",
         "",
     ]
     return "\n".join(lines)
+
+
+AT_LIMIT = {  # setting -> what happens when the limit is reached
+    "dispatch_rows_max": "the reader falls behind and reads the log later",
+    "backlog_rows_max": "the router delays acknowledgements to producers",
+    "outbox_frames_max": "the router delays acknowledgements to producers",
+    "site_frames_max": "the site outbox waits for receipts",
+    "held_rows_max": "the router takes no further frames with rows to hold",
+    "shadow_entries_max": "the move is undone",
+    "withheld_max": "the destination stops processing K, and only K",
+    "chunks_unacked_max": "the source captures no further",
+    "publish_entries_max": "the subscriber gets nothing until it has consumed some",
+    "stream_entries_max": "the oldest entry of the output log is deleted",
+    "memory_bytes_max": "the instance evicts the keys that were not used for longest",
+}
 
 
 def settings_page() -> str:
@@ -419,10 +507,62 @@ def settings_page() -> str:
             )
     lines = ["# Settings", "", NOTE, "", first_line(settings), first_line(settings.Settings), ""]
     lines += ["`Settings.validate` refuses values that could never work.", ""]
-    return "\n".join([*lines, *table(("setting", "default", "type", "why"), rows), ""])
+    lines += [*table(("setting", "default", "type", "why"), rows), "", "## At a limit", ""]
+    lines += ["The simulator compares every queue with its limit after every event.", ""]
+    limits = [(f"`{name}`", effect) for name, effect in AT_LIMIT.items() if hasattr(values, name)]
+    if len(limits) != len(AT_LIMIT):
+        message = (
+            f"docs/generate.py: no such setting: {set(AT_LIMIT) - {f for f in values.__struct_fields__}}"
+        )
+        raise SystemExit(message)
+    return "\n".join([*lines, *table(("limit", "effect when it is reached"), limits), ""])
 
 
-PAGES = {"messages.md": messages_page, "rules.md": rules_page, "settings.md": settings_page}
+DIAGRAMS = re.compile(r"(<!-- generated: phases -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def state_diagrams() -> str:
+    """One diagram for each role of a move, out of its transition table."""
+    lines = []
+    for role in (value for value in vars(phases).values() if isinstance(value, phases.Role)):
+        arrows: dict[tuple[str, str], list[str]] = {}
+        for row in role.rows:
+            for following in row.next:
+                if following is not row.phase:
+                    arrows.setdefault((row.phase.name, following.name), []).append(row.event)
+        lines += [f"The {role.name}:", "", "```mermaid", "stateDiagram-v2"]
+        lines += [f"    %% {role.phases.__name__}"]
+        lines += [f"    [*] --> {phase.name}" for phase in role.start]
+        named: set[tuple[str, str]] = set()  # the target and events of arrows that have been drawn
+        for (start, end), events in sorted(arrows.items(), key=lambda arrow: _place(role, *arrow[0])):
+            label = ", ".join(dict.fromkeys(events))
+            lines += [f"    {start} --> {end}" + ("" if (end, label) in named else f": {label}")]
+            named.add((end, label))
+        ends = {start for start, _ in arrows}
+        lines += [f"    {phase.name} --> [*]" for phase in role.phases if phase.name not in ends]
+        lines += ["```", ""]
+    return "\n".join(lines)
+
+
+def _place(role: phases.Role[Any], start: str, end: str) -> tuple[int, int]:
+    """Where an arrow stands in a diagram: by target, then by origin, in the order of the enum."""
+    order = list(role.phases.__members__)
+    return order.index(end), order.index(start)
+
+
+def architecture_page() -> str:
+    """ARCHITECTURE.md with the diagrams as they should be now."""
+    text = (HERE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    return DIAGRAMS.sub(lambda found: f"{found[1]}\n{state_diagrams()}\n{found[2]}", text)
+
+
+PAGES = {
+    "../ARCHITECTURE.md": architecture_page,
+    "messages.md": messages_page,
+    "rules.md": rules_page,
+    "settings.md": settings_page,
+    "cli.md": runpy.run_path(str(HERE / "generate_cli.py"))["cli_page"],
+}
 
 
 def outdated() -> list[str]:

@@ -1,12 +1,12 @@
-"""Runs the commands whose results the documents show, keeps what they print, and puts it into README.md.
+"""Runs the commands whose results the documents show, stores their output, and inserts it into the documents.
 
-    python docs/measure.py core latency      run these and keep their output under docs/measured/
-    python docs/measure.py latency -- --repeats 2    the same with further options, which are kept with it
-    python docs/measure.py --fill            write what is kept into README.md, draw the pictures beside it
-    python docs/measure.py --check           fail if README.md shows anything else than what is kept
+    python docs/measure.py core latency      run these commands and store their output in docs/measured/
+    python docs/measure.py latency -- --repeats 2    the same with further options, which are stored too
+    python docs/measure.py --fill            insert the stored output into README.md and docs/results.md
+    python docs/measure.py --check           fail if a document shows anything else than the stored output
 
-Nothing in README.md between `<!-- measured: NAME -->` or `<!-- file: PATH -->` and `<!-- end -->` is typed
-by hand.
+Nobody types the text between `<!-- measured: NAME -->` or `<!-- file: PATH -->` and `<!-- end -->` in these
+documents. `measured: headline` is the table of README.md: one figure of each of five benchmarks.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = ROOT / "docs" / "measured"
-TIERCEL = [sys.executable, "-m", "tiercel.cli"]
+MEASURED = ROOT / "docs" / "measured"
+PICTURES = ROOT / "docs" / "pictures"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
+TIERCEL = [sys.executable, "-m", "tiercel"]
 COMMANDS: dict[str, tuple[str, list[str]]] = {
+    "quickstart": ("python examples/quickstart.py", [sys.executable, "examples/quickstart.py"]),
     "demo": ("make demo", [*TIERCEL, "demo"]),
     "test": ("make test", ["make", "--silent", "test"]),
     "seeds": ("tiercel sim --seeds 5000", [*TIERCEL, "sim", "--seeds", "5000"]),
     "points": ("tiercel sim --points", [*TIERCEL, "sim", "--points"]),
     "mutants": ("tiercel sim --mutants", [*TIERCEL, "sim", "--mutants"]),
     "large": ("tiercel sim --large --json", [*TIERCEL, "sim", "--large", "--json"]),
-    "core": ("python -m tiercel.bench.core", [sys.executable, "-m", "tiercel.bench.core"]),
+    "core": (
+        "python -m tiercel.bench.scenarios.core_cost",
+        [sys.executable, "-m", "tiercel.bench.scenarios.core_cost"],
+    ),
     "throughput": ("tiercel bench throughput --json", [*TIERCEL, "bench", "throughput", "--json"]),
     "latency": (
         "tiercel bench latency --durabilities os,disk,replica --json",
@@ -72,7 +78,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
 RECOVERED = (
     "size_mb what local_disk instances tiercel_s spark_s ratio tiercel_normal_s spark_normal_s normal_ratio"
 )
-BENCHES = {  # the columns of their rows that are shown; the kept file has all of them
+BENCHES = {  # the columns that the documents show; the stored file has all of them
     "throughput": (
         "processor form durability tiercel_events_per_s spark_events_per_s ratio spark_events_per_s_below_2s "
         "ratio_below_2s faults"
@@ -114,14 +120,16 @@ def measure(name: str, further: list[str]) -> None:
         f"{shown}: commit {commit.stdout.strip()}, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}, {took:.0f} s"
     )
-    KEPT.mkdir(exist_ok=True)
-    (KEPT / f"{name}.txt").write_text(f"{about}\n{done.stdout}", encoding="utf-8")
+    MEASURED.mkdir(exist_ok=True)
+    (MEASURED / f"{name}.txt").write_text(f"{about}\n{done.stdout}", encoding="utf-8")
     print(about)
 
 
 def block(name: str) -> str:
-    """What README.md shows of a kept output."""
-    path = KEPT / f"{name}.txt"
+    """The part of a stored output that the documents show."""
+    if name == "headline":
+        return headline()
+    path = MEASURED / f"{name}.txt"
     if not path.exists():
         return "Not measured yet."
     about, *lines = path.read_text(encoding="utf-8").rstrip().splitlines()
@@ -134,15 +142,13 @@ def block(name: str) -> str:
     elif name in LINES_SHOWN:
         lines = [line for line in lines if line.strip()][-LINES_SHOWN[name] :]
     if len(lines) > LINES_MAX:
-        sys.exit(
-            f"{name}: {len(lines)} lines are no figure; say in BENCHES or LINES_SHOWN what is shown of it"
-        )
+        sys.exit(f"{name}: {len(lines)} lines are too many; name the ones to show in BENCHES or LINES_SHOWN")
     body = "\n".join(line.rstrip() for line in lines)
     return f"```text\n{body}\n```\n\n<sub>{about}</sub>"
 
 
 def bench_table(result: dict[str, object], columns: list[str]) -> list[str]:
-    """One line per row of a benchmark, and who else used the machine meanwhile."""
+    """One line per row of a benchmark, and the cores that other programs used during it."""
     rows = result["rows"]
     assert isinstance(rows, list)
     columns = columns or list(rows[0])
@@ -150,7 +156,7 @@ def bench_table(result: dict[str, object], columns: list[str]) -> list[str]:
     lines = aligned([columns, *shown])
     cpu = result.get("cpu")
     return (
-        [*lines, f"cores used by others meanwhile: {cpu['others_cores']}"] if isinstance(cpu, dict) else lines
+        [*lines, f"cores used by other programs: {cpu['others_cores']}"] if isinstance(cpu, dict) else lines
     )
 
 
@@ -181,7 +187,7 @@ def large_table(result: dict[str, object]) -> list[str]:
 
 
 def chaos_table(verdict: dict[str, Any]) -> list[str]:
-    """Faults by kind, how many of them fell into moves, and what the judge has counted."""
+    """Faults by kind, the number of them during moves, and the counts of the audit."""
     faults, met, audit = verdict["faults"], verdict["during_moves"], verdict["audit"]
     rows = [[kind, str(count), str(met[kind])] for kind, count in faults.items()]
     rows.append(["all", str(sum(faults.values())), str(sum(met.values()))])
@@ -203,82 +209,128 @@ def filled(text: str) -> str:
 
 
 def source(path: str) -> str:
-    """A Python file as README.md shows it: without its docstring."""
+    """A Python file as the documents show it: without its docstring."""
     text = (ROOT / path).read_text(encoding="utf-8")
     if text.startswith('"""'):
         text = text[text.index('"""', 3) + 3 :]
     return f"```python\n{text.strip()}\n```"
 
 
-def kept_rows(name: str) -> list[dict[str, float]]:
-    """The rows of a kept benchmark; none if it was not measured."""
-    path = KEPT / f"{name}.txt"
+def measured_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a stored benchmark; none if it was not measured."""
+    path = MEASURED / f"{name}.txt"
     if not path.exists():
         return []
-    rows: list[dict[str, float]] = json.loads(path.read_text(encoding="utf-8").split("\n", 1)[1])["rows"]
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8").split("\n", 1)[1])["rows"]
     return rows
 
 
-def draw_results() -> None:
-    """The picture at the top of README.md: events a second beside Spark's own, stoppage by strategy."""
-    throughput, moves = kept_rows("throughput"), kept_rows("reconfigure")
+def draw_overview() -> None:
+    """The picture of README.md: the wait of a moved key, and events a second next to Spark."""
+    moves, throughput = measured_rows("reconfigure"), measured_rows("throughput")
     if not throughput or not moves:
         return
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.hashsalt": "tiercel", "font.size": 10, "axes.spines.top": False})
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
-    names = [f"{row['processor']}\nas a {row['form']}" for row in throughput]
-    for offset, (column, label, colour) in enumerate(
+    ours, lighter, spark = "#0b6e4f", "#7fb8a4", "#c9720a"
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 2.6))
+    names = [f"{row['strategy']}" for row in moves]
+    waits = [row["stoppage_p99_ms"] for row in moves]
+    left.barh(names, waits, 0.55, color=[ours if name == "live" else lighter for name in names])
+    for place, wait in enumerate(waits):
+        left.text(wait * 1.15, place, f"{wait:,.1f} ms", va="center")
+    left.set_xscale("log")
+    left.set_xlim(0.5, max(waits) * 6)
+    left.set_title("How long a key waits while it moves (p99, log scale)", fontsize=10, loc="left")
+    bars = [("Spark transformWithState", throughput[-1]["spark_events_per_s"], spark)]
+    bars += [(f"Tiercel, as a {row['form']}", row["tiercel_events_per_s"], ours) for row in throughput[-2:]]
+    right.barh([bar[0] for bar in bars], [bar[1] for bar in bars], 0.55, color=[bar[2] for bar in bars])
+    for place, (_, events, _) in enumerate(bars):
+        right.text(events * 1.02, place, f"{events:,.0f}", va="center")
+    right.set_xlim(0, max(bar[1] for bar in bars) * 1.25)
+    right.set_xticks([])
+    right.set_title("Events a second, running average per key", fontsize=10, loc="left")
+    for axes in (left, right):
+        axes.invert_yaxis()
+        axes.spines["right"].set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+        axes.tick_params(left=False, bottom=False, which="both", labelbottom=False)
+    figure.tight_layout(w_pad=3)
+    PICTURES.mkdir(exist_ok=True)
+    figure.savefig(PICTURES / "overview.svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+def headline() -> str:
+    """The table of README.md: five figures, each with a comparison and a case where Tiercel is worse."""
+    throughput = measured_rows("throughput")[-2]
+    memory = {(row["limit_mb"] > 0, row["load"]): row for row in measured_rows("memory")}
+    latency = {(row["rate"], row["durability"]): row for row in measured_rows("latency")}
+    usual, on_disk = latency[10_000, "os"], latency[10_000, "disk"]
+    moves = {row["strategy"]: row for row in measured_rows("reconfigure")}
+    live, pause, restart = moves["live"], moves["pause"], moves["restart"]
+    recover = {(r["size_mb"], r["local_disk"], r["instances"]): r for r in measured_rows("recover")}
+    common, large = recover[50, True, 1], recover[500, False, 1]
+    idle = measured_rows("idle")[-1]
+    limited, unlimited = memory[True, "even"], memory[False, "even"]
+    rows = [
         (
-            ("tiercel_events_per_s", "Tiercel", "#0b6e4f"),
-            ("spark_events_per_s", "Spark transformWithState, its best batch size", "#c9720a"),
-        )
-    ):
-        places = [i + 0.38 * offset for i in range(len(names))]
-        heights = [row[column] or 0.0 for row in throughput]
-        left.bar(places, heights, 0.36, label=label, color=colour)
-        for x, height in zip(places, heights, strict=True):
-            left.text(x, height, f"{height:,.0f}", ha="center", va="bottom", fontsize=8)
-    left.set_xticks([i + 0.19 for i in range(len(names))], names, fontsize=7.5)
-    left.set_ylabel("events/s")
-    left.set_title("Sustained for 30 s, all on 2 cores", fontsize=10)
-    left.legend(frameon=False, fontsize=8)
-    left.margins(y=0.25)
-    strategies = [str(row["strategy"]) for row in moves]
-    for offset, (column, colour) in enumerate(
-        (("stoppage_p50_ms", "#7fb8a4"), ("stoppage_p99_ms", "#0b6e4f"))
-    ):
-        places = [i + 0.38 * offset for i in range(len(strategies))]
-        heights = [max(row[column], 0.01) for row in moves]
-        right.bar(places, heights, 0.36, label=column.removeprefix("stoppage_"), color=colour)
-        for x, height in zip(places, heights, strict=True):
-            right.text(x, height, f"{height:,.1f}", ha="center", va="bottom", fontsize=8)
-    right.set_yscale("log")
-    right.set_xticks([i + 0.19 for i in range(len(strategies))], strategies)
-    right.set_ylabel("ms, log scale")
-    right.set_title("Stoppage of probe keys while all keys of an instance move", fontsize=10)
-    right.legend(frameon=False, fontsize=8)
-    right.margins(y=0.25)
-    figure.tight_layout()
-    figure.savefig(KEPT / "results.png", dpi=130)
+            "Throughput, running average per key",
+            f"**{throughput['tiercel_events_per_s']:,} events/s**; Spark's own operator "
+            f"{throughput['spark_events_per_s']:,}",
+            f"with state four times larger than memory: {limited['events_per_s']:,} instead of "
+            f"{unlimited['events_per_s']:,}",
+        ),
+        (
+            "Latency at 10,000 rows/s, producer to subscriber",
+            f"**p50 {usual['p50_ms']:.2f} ms, p99 {usual['p99_ms']:.2f} ms**; bare echo over the same hops "
+            f"{usual['echo_p50_ms']:.2f} and {usual['echo_p99_ms']:.2f}",
+            f'`durability="disk"`: p99 {on_disk["p99_ms"]:.1f} ms',
+        ),
+        (
+            "Stoppage of a moved key, p99",
+            f"**{live['stoppage_p99_ms']:.2f} ms** `live`; {pause['stoppage_p99_ms']:.0f} ms `pause`, "
+            f"{restart['stoppage_p99_ms']:.0f} ms `restart`",
+            f"the keys that stay wait too: {live['others_p99_ms']:.1f} ms; the move takes "
+            f"{live['duration_ms']:.0f} ms",
+        ),
+        (
+            "First output after `kill -9`, 50 MB of state",
+            f"**{common['tiercel_s']:.2f} s**; Spark {common['spark_s']:.2f} s",
+            f"500 MB, disk lost, one instance: latency is normal after {large['tiercel_normal_s']:.1f} s, "
+            f"Spark's after {large['spark_normal_s']:.1f} s",
+        ),
+        (
+            "Cost of migration support while nothing moves",
+            f"**{idle['idle_ratio']:.2f}** of the throughput without it, median of "
+            f"{len(measured_rows('idle')) - 1} pairs",
+            f"single pairs between {min(r['idle_ratio'] for r in measured_rows('idle')):.2f} and "
+            f"{max(r['idle_ratio'] for r in measured_rows('idle')):.2f}: the machine is noisy",
+        ),
+    ]
+    return "\n".join(
+        ["| | Tiercel, and the comparison | where it is worse |", "|---|---|---|"]
+        + [f"| {what} | {figure} | {worse} |" for what, figure, worse in rows]
+    )
 
 
 def draw_sweep() -> None:
     """Recovery by checkpoint interval, by replay alone, and from the source."""
-    rows = kept_rows("sweep")
+    rows = measured_rows("sweep")
     if rows:
         sys.path.insert(0, str(ROOT / "src"))
-        from tiercel.bench import recover_sweep
+        from tiercel.bench.scenarios import recover_sweep
 
-        recover_sweep.draw(rows, KEPT / "recover-sweep.png")
+        recover_sweep.draw(rows, MEASURED / "recover-sweep.png")
 
 
-def draw() -> None:
-    """Stoppage by strategy in the large scenario, from the kept result."""
-    path = KEPT / "large.txt"
+def draw_large() -> None:
+    """Stoppage by strategy in the large scenario, from the stored result."""
+    path = MEASURED / "large.txt"
     if not path.exists():
         return
     import matplotlib
@@ -302,13 +354,13 @@ def draw() -> None:
     axes.set_title("Stoppage of moved keys: 50 sites, 20,000 keys, 200 moves, simulated")
     axes.legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(KEPT / "large.png", dpi=130)
+    figure.savefig(MEASURED / "large.png", dpi=130)
 
 
 def main() -> None:
-    readme = ROOT / "README.md"
     if "--check" in sys.argv:
-        sys.exit(filled(readme.read_text(encoding="utf-8")) != readme.read_text(encoding="utf-8"))
+        texts = [document.read_text(encoding="utf-8") for document in DOCUMENTS]
+        sys.exit(any(filled(text) != text for text in texts))
     given = sys.argv[1:]
     further = given[given.index("--") + 1 :] if "--" in given else []
     names = [a for a in given[: len(given) - len(further)] if not a.startswith("--")]
@@ -319,10 +371,11 @@ def main() -> None:
     for name in names:
         measure(name, further)
     if "--fill" in sys.argv:
-        draw()
-        draw_results()
+        draw_large()
+        draw_overview()
         draw_sweep()
-        readme.write_text(filled(readme.read_text(encoding="utf-8")), encoding="utf-8")
+        for document in DOCUMENTS:
+            document.write_text(filled(document.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A deployment of running averages that really runs: a router and two instances, each in a thread.
 
-What the data sources' tests read from and write to. Not in Spark tasks: Spark is at its ends here.
+The tests of the data sources read from it and write to it. Spark is only at its ends: no Spark task runs it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,27 @@ from typing import Any
 
 import msgspec
 
-from small import WAIT_S_MAX, Running, until
-from tiercel.bench.averages import INPUT, OUTPUT, SITE, RunningAverage, topology
-from tiercel.core.instance import Instance
-from tiercel.core.router import Router
-from tiercel.core.runs import split
+from deployment_in_process import WAIT_S_MAX, Running, until
+from tiercel.bench.operators import INPUT, OUTPUT, SITE, NumberedAverage, topology
+from tiercel.core.instance.instance import Instance
+from tiercel.core.model.row_batch import split
+from tiercel.core.model.topology import Stream
+from tiercel.core.router.router import Router
 from tiercel.core.settings import Settings
-from tiercel.core.topology import Stream
-from tiercel.runtime.client import Producer, Subscriber, stream_range
-from tiercel.runtime.host import Host
-from tiercel.runtime.place import Manifest, Place, StreamFacts, letters_of
-from tiercel.runtime.store import Store
-from tiercel.runtime.stored_state import stored_keys
-from tiercel.spark.border import Border, InputPlan, OperatorPlan
-from tiercel.spark.ddl import parse_ddl
-from tiercel.spark.schema import FEED_LETTER_SCHEMA, Columns
+from tiercel.runtime.client.producer import Producer
+from tiercel.runtime.client.subscriber import Subscriber, stream_range
+from tiercel.runtime.deployment import DeploymentDir, Manifest, StreamFacts, dead_letter_stream
+from tiercel.runtime.process.durability_gate import Storage
+from tiercel.runtime.process.host import Host, HostConfig
+from tiercel.runtime.recovery.read_only import stored_keys
+from tiercel.runtime.storage.store import Store
+from tiercel.spark.operators.plans import OperatorPlan
+from tiercel.spark.operators.processor_adapter import InputPlan, ProcessorAdapter
+from tiercel.spark.rows.ddl import parse_ddl
+from tiercel.spark.rows.row_codec import FEED_DEAD_LETTER_SCHEMA, RowCodec
 
 OPERATOR = "average"
-LETTERS = letters_of(INPUT)
+DEAD_LETTERS = dead_letter_stream(INPUT)
 READING = "sensor string not null, n int, due_ns bigint, value double"
 AVERAGE = "sensor string, n int, count bigint, average double, due_ns bigint"
 
@@ -42,18 +45,18 @@ class Averages:
     """One deployment; its router can be started again."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
-        self.place = Place(directory)
+        self.place = DeploymentDir(directory)
         streams = {
             INPUT: StreamFacts(parse_ddl(READING).json(), ("sensor",), sites=(SITE,)),
-            LETTERS: StreamFacts(parse_ddl(FEED_LETTER_SCHEMA).json(), (), letters_of=INPUT),
+            DEAD_LETTERS: StreamFacts(parse_ddl(FEED_DEAD_LETTER_SCHEMA).json(), (), dead_letters_of=INPUT),
             OUTPUT: StreamFacts(parse_ddl(AVERAGE).json(), (), written_by=OPERATOR),
         }
         known = topology(2)
         known = msgspec.structs.replace(
-            known, streams=known.streams | {LETTERS: Stream(LETTERS, SITE, letters=True)}
+            known, streams=known.streams | {DEAD_LETTERS: Stream(DEAD_LETTERS, SITE, holds_dead_letters=True)}
         )
         self.place.write(Manifest("averages", known, streams, Settings(**settings)))
-        self.columns, self.results = Columns.of(streams[INPUT]), Columns.of(streams[OUTPUT])
+        self.columns, self.results = RowCodec.of(streams[INPUT]), RowCodec.of(streams[OUTPUT])
         self._hosts = [Running(self._host(SITE))]
         operator = self.place.manifest().topology.operators[OPERATOR]
         self._hosts += [Running(self._host(name)) for name in operator.instances]
@@ -63,13 +66,13 @@ class Averages:
         store = Store(place.process(name), manifest.durability)
         operator = manifest.topology.operators[OPERATOR]
         if name == SITE:
-            router = Router(SITE, manifest.topology, manifest.settings, store.life, store.items())
-            return Host(SITE, router, place.registry, place.secret, store=store, metrics=place.metrics)
-        plan = OperatorPlan(RunningAverage(), (InputPlan(self.columns),), self.columns.schema, self.results)
-        instance = Instance(name, operator, Border(plan), manifest.settings, store.life)
+            router = Router(SITE, manifest.topology, manifest.settings, store.incarnation, store.items())
+            return Host(SITE, router, HostConfig.of(place, metrics=place.metrics, storage=Storage(store)))
+        plan = OperatorPlan(NumberedAverage(), (InputPlan(self.columns),), self.columns.schema, self.results)
+        instance = Instance(name, operator, ProcessorAdapter(plan), manifest.settings, store.incarnation)
         dials = [SITE, *(other for other in operator.instances if other > name)]
         return Host(
-            name, instance, place.registry, place.secret, dials=dials, store=store, metrics=place.metrics
+            name, instance, HostConfig.of(place, dials=dials, metrics=place.metrics, storage=Storage(store))
         )
 
     def restart_router(self) -> None:
@@ -100,11 +103,11 @@ class Averages:
         """Everything in the output log, in its order."""
         return self._log(OUTPUT, self.results)
 
-    def letters(self) -> list[dict[str, Any]]:
+    def dead_letters(self) -> list[dict[str, Any]]:
         """Every row that a feed refused, in the order of the log."""
-        return self._log(LETTERS, Columns(FEED_LETTER_SCHEMA))
+        return self._log(DEAD_LETTERS, RowCodec(FEED_DEAD_LETTER_SCHEMA))
 
-    def _log(self, stream: str, columns: Columns) -> list[dict[str, Any]]:
+    def _log(self, stream: str, columns: RowCodec) -> list[dict[str, Any]]:
         last, found = stream_range(self.place, stream)[1], list[Any]()
         with Subscriber(self.place, stream, after=0) as subscriber:
             while subscriber.offset < last:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.runtime.tls import TlsFiles
+from tiercel.runtime.net.tls import TlsFiles
 
 GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guide.md"
 
@@ -23,9 +23,9 @@ def run(commands: str, directory: Path) -> None:
 def make_authority(directory: Path) -> TlsFiles:
     """An authority and one certificate of it, for everyone."""
     directory.mkdir()
-    told = re.search(
+    commands = re.search(
         r"## Encrypted connections\n.*?```console\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL
     )
-    assert told is not None
-    run(re.sub(r"^\$ ", "", told[1], flags=re.MULTILINE), directory)
+    assert commands is not None
+    run(re.sub(r"^\$ ", "", commands[1], flags=re.MULTILINE), directory)
     return TlsFiles(*(str(directory / name) for name in ("member.pem", "member.key", "authority.pem")))

@@ -1,4 +1,4 @@
-"""Lets every test import the helpers that stand beside it (`playing`)."""
+"""Lets every test import the helper modules of this directory (`machines_in_memory`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-# JVMs of tests live for minutes: what an optimising compiler gains there it does not earn back.
+# JVMs of tests run for minutes: an optimising compiler does not pay off.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).resolve().parent / "conf"))  # for executors
 
-# How long an example takes depends on who else uses the machine; it says nothing about the code.
+# The time of an example depends on other load on the machine, not on the code.
 settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared-machine")

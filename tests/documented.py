@@ -1,4 +1,4 @@
-"""What docs/benchmarks.md says about the results of benchmarks: tests hold the results against it."""
+"""The fields that docs/benchmarks.md documents, for tests that compare results with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def section(title: str) -> str:
 
 
 def named(text: str) -> set[str]:
-    """All that is written as code."""
+    """All words in backticks."""
     return set(re.findall(r"`([^`]+)`", text))
 
 

@@ -1,6 +1,7 @@
-"""ARCHITECTURE.md and docs/ say what the code says: names, phases, messages, modules.
+"""ARCHITECTURE.md and docs/ agree with the code: names, glossary, phases, messages, packages.
 
-Responsible for: texts about the code that would drift. Which package may import which: pyproject.toml.
+Responsible for: texts about the code that would drift.
+Not responsible for: rules about the code itself (test_house.py, test_repository.py, pyproject.toml).
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import get_args, get_type_hints
 
 import pytest
 
-from tiercel.core import arrivals, departures, destination, messages, source
-from tiercel.core.strategies import STRATEGIES
+from tiercel.core import messages
+from tiercel.core.machine import events
+from tiercel.core.migration import phases
+from tiercel.core.migration.strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tiercel"
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-PHASES: dict[str, type[enum.Enum]] = {
-    f"{module.__name__}.Phase": module.Phase for module in (departures, arrivals, source, destination)
-}
+ROLES = [value for value in vars(phases).values() if isinstance(value, phases.Role)]
+PHASES: dict[str, type[enum.Enum]] = {role.phases.__name__: role.phases for role in ROLES}
+BYTES_MAX = 25 * 1024
 ELSEWHERE = {"StatefulProcessor"}  # PySpark's
 OTHER_CODE = {"os", "disk"}  # values of settings
 
@@ -111,7 +115,7 @@ def test_every_name_in_the_architecture_exists_in_the_code(name: str) -> None:
 
 def test_the_names_of_the_architecture_are_found_at_all() -> None:
     names = code_in(ARCHITECTURE)
-    assert {"Router.on_produce", "Flip", "ADOPTABLE", "send_durable"} <= names
+    assert {"Dispatch", "Flip", "SiteFrame", "send_durable"} <= names
     assert not is_known("Router.on_teleport")
     assert not is_known("MoveTeleported")
 
@@ -132,24 +136,85 @@ def test_a_state_diagram_has_every_phase_and_no_other(path: str) -> None:
     assert states == set(PHASES[path].__members__)
 
 
-def test_every_state_diagram_is_of_a_phase_enum() -> None:
-    assert len(diagrams("stateDiagram-v2")) == len(PHASES)
+def test_each_of_the_four_roles_of_a_move_has_one_diagram() -> None:
+    assert len(ROLES) == 4
+    assert len(diagrams("stateDiagram-v2")) == len(PHASES) == 4
 
 
 def test_every_message_is_described() -> None:
     reference = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
     described = code_in(ARCHITECTURE) | code_in(reference)
-    ours = set(messages.__all__) - {"Message", "AnyNotice"}
+    ours = set(messages.__all__) - {"Message", "AnyNotice", "MoveOutcome"}
     assert sorted(ours - described) == []
 
 
-def test_every_module_is_on_the_map() -> None:
-    modules = {
-        path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"
+def between(marker: str) -> str:
+    found = re.search(rf"<!-- {marker} -->\n(.*?)<!-- end -->", ARCHITECTURE, re.DOTALL)
+    assert found, f"ARCHITECTURE.md has no part <!-- {marker} -->"
+    return found[1]
+
+
+def test_every_package_is_on_the_map() -> None:
+    packages = {
+        path.parent.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("__init__.py")
+        if path.parent != PACKAGE
     }
-    listed = set(re.findall(r"`([\w/]+\.py)`", ARCHITECTURE))
-    assert sorted(modules - listed) == [], "modules that the map of ARCHITECTURE.md does not list"
-    assert sorted(listed - modules) == [], "files on the map of ARCHITECTURE.md that do not exist"
+    listed = set(re.findall(r"^\| `([\w/]+)` \|", between("map"), re.MULTILINE))
+    assert sorted(packages - listed) == [], "packages that the map of ARCHITECTURE.md does not list"
+    assert sorted(listed - packages) == [], "packages on the map of ARCHITECTURE.md that do not exist"
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", ARCHITECTURE))
+    folders = (PACKAGE, PACKAGE / "core" / "migration", ROOT)
+    missing = [name for name in sorted(named) if not any((folder / name).exists() for folder in folders)]
+    assert missing == []
+
+
+@functools.cache
+def source_text() -> str:
+    """All source as lower-case words: `DispatchCursor` and `dispatch_cursor` read `dispatch cursor`."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py")))
+    return re.sub(r"[\s_]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)).lower()
+
+
+def glossary() -> list[str]:
+    """The words of the glossary; `source, destination` are two."""
+    cells = re.findall(r"^\| ([^|]+) \|", between("glossary"), re.MULTILINE)
+    return [word.strip() for cell in cells[1:] for word in cell.split(",")]
+
+
+def test_the_glossary_is_complete_enough_to_be_read() -> None:
+    words = glossary()
+    assert len(words) == len(set(words)) > 50
+
+
+@pytest.mark.parametrize("word", glossary())
+def test_every_word_of_the_glossary_is_used_in_the_code(word: str) -> None:
+    assert re.search(rf"\b{re.escape(word)}", source_text()), f"no module of src uses the word {word!r}"
+
+
+def test_the_architecture_can_be_read_in_one_go() -> None:
+    assert len(ARCHITECTURE.encode()) < BYTES_MAX
+
+
+def test_the_core_has_no_reader_of_stored_state() -> None:
+    """A driver reads state before the event that needs it; no event hands the core anything it could call."""
+    readers = [
+        f"{path.relative_to(PACKAGE)}: {node.name}.{method.name}"
+        for path in sorted((PACKAGE / "core").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name.startswith(("read", "load", "get"))
+        if method.returns is None or ast.unparse(method.returns) != "None"  # a reader returns something
+    ]
+    assert readers == []
+    for event in get_args(events.Event):
+        for name, kind in get_type_hints(event).items():
+            found = {kind, *get_args(kind)}
+            assert not any(getattr(one, "_is_protocol", False) for one in found), f"{event.__name__}.{name}"
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
@@ -170,4 +235,22 @@ def test_links_between_the_documents_lead_somewhere(path: Path) -> None:
     text = without_diagrams(path.read_text(encoding="utf-8"))
     targets = re.findall(r"\]\(([^)#\s]+)", text)
     broken = [t for t in targets if "://" not in t and not (path.parent / t).exists()]
+    assert broken == []
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", without_diagrams(path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_to_a_section_find_its_heading(path: Path) -> None:
+    text = without_diagrams(path.read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", text)
+    broken = [
+        f"{file}#{anchor}"
+        for file, anchor in targets
+        if "://" not in file and anchor not in anchors(path.parent / file if file else path)
+    ]
     assert broken == []

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tiercel import cli, cli_sim
-from tiercel.sim.campaign import Summary
-from tiercel.sim.checkers import Violation
-from tiercel.sim.crash_points import STEPS
-from tiercel.sim.mutants import MUTANTS, Kill
-from tiercel.sim.run import Result
-from tiercel.sim.scenario import FAULTS, Options
+from tiercel.cli import main as cli
+from tiercel.cli import sim as cli_sim
+from tiercel.sim.check.checkers import Violation
+from tiercel.sim.explore.campaign import Summary
+from tiercel.sim.explore.crash_points_table import STEPS
+from tiercel.sim.explore.mutants import MUTANTS, Kill
+from tiercel.sim.explore.run import Result
+from tiercel.sim.scenario.scenario import FAULTS, Options
 
 PLANTED = "source-forgets-early"
 SUMMARY = r"seeds=\d+ moves=\d+ faults=\d+ crash_points=\d+/\d+ violations=\d+"
@@ -59,7 +60,7 @@ def test_the_replay_command_of_a_failing_seed_fails_again(capsys: pytest.Capture
     assert found["violations"][0]["violation"]["checker"] in out
 
 
-def test_a_replay_tells_the_story_and_the_same_trace_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_prints_the_run_and_the_same_trace_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     traces = []
     for more in (["--trace"], ["--trace"], []):
         _, out, _ = run(capsys, "sim", "--seed", "3", *more)
@@ -69,7 +70,7 @@ def test_a_replay_tells_the_story_and_the_same_trace_each_time(capsys: pytest.Ca
     assert None not in traces
 
 
-def test_a_mutant_that_is_noticed_is_reported_with_checker_and_seed(
+def test_killed_mutant_is_reported_with_checker_and_seed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ("sim", "--mutants", "--mutant", PLANTED, "--seeds", "40", "--jobs", "1")
@@ -97,7 +98,7 @@ def test_a_violation_at_a_crash_point_is_a_failure(
     summary.add(
         Result(1, [Violation("state", "two owners")], {"done": 1}, 1, [], [], "", 1.0, 0), "live/x/y/after"
     )
-    monkeypatch.setattr(cli_sim, "run_points", lambda *_: summary)
+    monkeypatch.setattr(cli_sim, "run_crash_points", lambda *_: summary)
     code, out, _ = run(capsys, "sim", "--points")
     assert code == 1
     assert "live/x/y/after: state: two owners" in out
@@ -111,20 +112,20 @@ def test_the_replay_command_repeats_what_differs_from_the_defaults() -> None:
     assert cli_sim.replay_command(7, Options(faults=FAULTS)) == "tiercel sim --seed 7 --trace"
 
 
-def test_the_simulated_demo_tells_a_live_move_and_judges_its_seeds(
+def test_simulated_demo_shows_a_live_move_and_checks_its_seeds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiercel.cli_tour.SEEDS", 3)
+    monkeypatch.setattr("tiercel.cli.demo_simulated.SEEDS", 3)
     code, out, _ = run(capsys, "demo", "--simulated")
     assert "Flip" in out
-    assert "the source forgets its copy" in " ".join(out.split())
+    assert "the source deletes its copy" in " ".join(out.split())
     assert code == (0 if "violations=0" in out else 1)
 
 
 # -- lists and help ------------------------------------------------------------------------------------
 
 
-def test_everything_that_can_be_named_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_name_that_options_take_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     expected = {
         "strategies": STEPS,
         "faults": FAULTS,
@@ -155,7 +156,7 @@ def test_every_command_has_help_with_an_example(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--strategy", "teleport"], ["'teleport'", "live, pause, restart", "tiercel sim --list strategies"]),
         (["--strategy", "live,,pause"], ["''", "live, pause, restart"]),
@@ -176,12 +177,12 @@ def test_every_command_has_help_with_an_example(
     ],
 )
 def test_bad_input_names_the_value_and_what_is_allowed(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: list[str]
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: list[str]
 ) -> None:
     code, out, err = run(capsys, "sim", *arguments)
     assert code == 2
     assert out == ""
-    for part in said:
+    for part in message:
         assert part in err
 
 
@@ -193,7 +194,7 @@ def test_the_demo_refuses_a_time_out_of_range(capsys: pytest.CaptureFixture[str]
     assert "from 2 to 600" in err
 
 
-def test_the_demo_empties_no_directory_that_is_not_its_own(
+def test_demo_refuses_a_directory_with_other_files(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     theirs = tmp_path / "recorded" / "music.txt"
@@ -206,7 +207,7 @@ def test_the_demo_empties_no_directory_that_is_not_its_own(
 
 
 @pytest.mark.parametrize("place", ["{file}", "{file}/demo", "/proc/none/demo", "/proc/self"])
-def test_the_demo_says_where_it_cannot_write(
+def test_demo_names_the_directory_it_cannot_write(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, place: str
 ) -> None:
     (tmp_path / "file").touch()
@@ -217,7 +218,7 @@ def test_the_demo_says_where_it_cannot_write(
 
 
 def test_the_entry_point_exits_with_the_code_and_without_a_traceback() -> None:
-    command = [sys.executable, "-m", "tiercel.cli", "sim", "--seeds", "0"]
+    command = [sys.executable, "-m", "tiercel", "sim", "--seeds", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: --seeds 0 is out of range")

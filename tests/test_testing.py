@@ -88,7 +88,7 @@ def test_rows_go_in_and_outputs_come_out() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["live", "pause", "restart"])
-def test_a_key_that_moves_takes_its_state_along(strategy: str) -> None:
+def test_state_moves_with_its_key(strategy: str) -> None:
     trial = Trial(Mean(), **facts())
     owners = []
     for n in range(4):
@@ -99,7 +99,7 @@ def test_a_key_that_moves_takes_its_state_along(strategy: str) -> None:
     assert [row.mean for row in trial.outputs("a")] == [0.0, 0.5, 1.0, 1.5]
 
 
-def test_a_crash_does_not_show() -> None:
+def test_crash_does_not_change_outputs() -> None:
     trial = Trial(Mean(), **facts())
     for n in range(4):
         trial.send(speed("a", n))
@@ -107,7 +107,7 @@ def test_a_crash_does_not_show() -> None:
     assert [row.mean for row in trial.outputs("a")] == [0.0, 0.5, 1.0, 1.5]
 
 
-def test_state_is_shown_as_user_code_sees_it() -> None:
+def test_state_has_the_form_that_user_code_sees() -> None:
     trial = Trial(Mean(), **facts())
     trial.send(speed("a", 3.0))
     trial.crash(after_checkpoint=True)
@@ -149,7 +149,7 @@ def test_timers_fire_when_the_watermark_has_passed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"key": ()}, "no key column"),
         ({"key": "bus"}, "'bus' is not in the schema"),
@@ -158,21 +158,21 @@ def test_timers_fire_when_the_watermark_has_passed() -> None:
         ({"output": "x blob"}, "(?i)blob"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_arguments_of_a_trial_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         Trial(Mean(), **facts(**wrong))
 
 
 def test_misuse_of_a_trial_is_refused() -> None:
     trial = Trial(Mean(), **facts())
-    for misuse, said in (
+    for misuse, message in (
         (lambda: trial.watermark(5), "without event time"),
         (lambda: trial.advance_time(-1), "time does not go back"),
         (lambda: trial.move("a", "by post"), "strategy 'by post'"),
         (lambda: trial.move(5), "column car: 5"),
         (lambda: trial.send({"car": 1}), "column speed is missing"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             misuse()
 
 
@@ -242,25 +242,25 @@ class Hidden(Mean):
     [
         (Random(), "run again", "column mean", "no random numbers"),
         (Now(), "run again", "column mean", "no now()"),
-        (Counting(), "attributes of the processor survive", "column mean", "belongs in state"),
+        (Counting(), "attributes of the processor survive", "column mean", "into state"),
         (Collecting(), "moved at every tuple", "column mean", "a list or dict in an attribute"),
         (Shared(), "run again", "column mean", "no now()"),
         (Hidden(), "run again", "state seen", "no now()"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Mean) else "",
 )
-def test_what_is_not_deterministic_is_named(processor: Mean, run: str, column: str, hint: str) -> None:
+def test_nondeterminism_is_named_with_its_cause(processor: Mean, run: str, column: str, hint: str) -> None:
     Shared.everything.clear()
     with pytest.raises(NotDeterministic) as found:
         check_deterministic(processor, ROWS, **facts())
-    said = str(found.value)
+    message = str(found.value)
     assert (found.value.run, found.value.column) == (run, column)
-    assert type(processor).__name__ in said
-    assert hint in said
+    assert type(processor).__name__ in message
+    assert hint in message
     assert found.value.expected != found.value.found
 
 
-def test_the_tuple_and_its_key_are_named() -> None:
+def test_error_names_the_tuple_and_its_key() -> None:
     with pytest.raises(NotDeterministic) as found:
         check_deterministic(Random(), [speed("a", 1.0), speed("b", 3.5), speed("a", 1.0)], **facts())
     assert (found.value.tuple_number, found.value.key, found.value.expected > 3.5) == (2, ("b",), True)

@@ -3,7 +3,7 @@
     import tiercel
     with tiercel.start(spark, sites=["cloud", "edge-1"], storage="/data/tiercel") as live: ...
 
-What needs PySpark is imported when it is first used: the simulator runs without it.
+Names that need PySpark are imported at their first use, so that the simulator runs without it.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiercel.core.settings import Settings
     from tiercel.errors import UserError
-    from tiercel.spark.adopting import adopt
-    from tiercel.spark.datasource import register
-    from tiercel.spark.dropin import deployments, stop_all, transform_with_state
-    from tiercel.spark.ends import RowProducer as Producer
-    from tiercel.spark.ends import RowSubscriber as Subscriber
-    from tiercel.spark.folds import Fold
-    from tiercel.spark.kept_state import export_state, exported
-    from tiercel.spark.live import Live, start
-    from tiercel.spark.moves import MoveReport, MoveUndone
-    from tiercel.spark.session import open_session as session
+    from tiercel.spark.api.clients import RowProducer as Producer
+    from tiercel.spark.api.clients import RowSubscriber as Subscriber
+    from tiercel.spark.api.deployment import Live, start
+    from tiercel.spark.api.drop_in import deployments, stop_all, transform_with_state
+    from tiercel.spark.api.export_import import export_state
+    from tiercel.spark.api.moves import MoveReport, MoveUndone
+    from tiercel.spark.cluster.session import open_session as session
+    from tiercel.spark.operators.folds import Fold
+    from tiercel.spark.sources.stream_source import register
+    from tiercel.spark.state.external_state import read_exported_state
+    from tiercel.spark.state.spark_checkpoint import read_spark_state
 
 _HOMES = {
-    "Fold": ("tiercel.spark.folds", "Fold"),
-    "Live": ("tiercel.spark.live", "Live"),
-    "MoveReport": ("tiercel.spark.moves", "MoveReport"),
-    "MoveUndone": ("tiercel.spark.moves", "MoveUndone"),
-    "Producer": ("tiercel.spark.ends", "RowProducer"),
+    "Fold": ("tiercel.spark.operators.folds", "Fold"),
+    "Live": ("tiercel.spark.api.deployment", "Live"),
+    "MoveReport": ("tiercel.spark.api.moves", "MoveReport"),
+    "MoveUndone": ("tiercel.spark.api.moves", "MoveUndone"),
+    "Producer": ("tiercel.spark.api.clients", "RowProducer"),
     "Settings": ("tiercel.core.settings", "Settings"),
-    "Subscriber": ("tiercel.spark.ends", "RowSubscriber"),
+    "Subscriber": ("tiercel.spark.api.clients", "RowSubscriber"),
     "UserError": ("tiercel.errors", "UserError"),
-    "adopt": ("tiercel.spark.adopting", "adopt"),
-    "deployments": ("tiercel.spark.dropin", "deployments"),
-    "export_state": ("tiercel.spark.kept_state", "export_state"),
-    "exported": ("tiercel.spark.kept_state", "exported"),
-    "register": ("tiercel.spark.datasource", "register"),
-    "session": ("tiercel.spark.session", "open_session"),
-    "start": ("tiercel.spark.live", "start"),
-    "stop_all": ("tiercel.spark.dropin", "stop_all"),
-    "transform_with_state": ("tiercel.spark.dropin", "transform_with_state"),
+    "deployments": ("tiercel.spark.api.drop_in", "deployments"),
+    "export_state": ("tiercel.spark.api.export_import", "export_state"),
+    "read_exported_state": ("tiercel.spark.state.external_state", "read_exported_state"),
+    "read_spark_state": ("tiercel.spark.state.spark_checkpoint", "read_spark_state"),
+    "register": ("tiercel.spark.sources.stream_source", "register"),
+    "session": ("tiercel.spark.cluster.session", "open_session"),
+    "start": ("tiercel.spark.api.deployment", "start"),
+    "stop_all": ("tiercel.spark.api.drop_in", "stop_all"),
+    "transform_with_state": ("tiercel.spark.api.drop_in", "transform_with_state"),
 }
 
 __all__ = [
@@ -54,10 +55,10 @@ __all__ = [
     "Settings",
     "Subscriber",
     "UserError",
-    "adopt",
     "deployments",
     "export_state",
-    "exported",
+    "read_exported_state",
+    "read_spark_state",
     "register",
     "session",
     "start",

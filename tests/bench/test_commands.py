@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tiercel import cli
-from tiercel.cli_bench import bench
+from tiercel.cli import main as cli
+from tiercel.cli.bench import bench
 
 COMMANDS = ("throughput", "latency", "reconfigure", "idle", "recover", "memory", "checkpoint")
 RUNS = (*COMMANDS, "recover --sweep")
@@ -18,15 +18,17 @@ RUNS = (*COMMANDS, "recover --sweep")
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes as far as a measurement has refused nothing."""
 
-    def measure(*wish: object) -> None:
+    def measure(*options: object) -> None:
         pytest.fail("it was measured")
 
+    modules = {"idle": "idle_overhead"}
     for name in (*COMMANDS, "recover_sweep"):
-        monkeypatch.setattr(import_module(f"tiercel.bench.{name}"), "measure", measure)
+        module = import_module(f"tiercel.bench.scenarios.{modules.get(name, name)}")
+        monkeypatch.setattr(module, "measure", measure)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What is said to a request that cannot be carried out."""
+    """The error message for options that are refused."""
     code = cli.run_app(["bench", *arguments])
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, "")
@@ -34,7 +36,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.err
 
 
-def test_these_are_all_commands() -> None:
+def test_list_of_benchmarks_is_complete() -> None:
     assert sorted(c.name or c.callback.__name__ for c in bench.registered_commands if c.callback) == sorted(
         COMMANDS
     )
@@ -56,10 +58,10 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("throughput --durability paper", "unknown 'paper'"),
         ("throughput --processors sum", "unknown 'sum'"),
         ("throughput --forms fold,lambda", "unknown 'lambda'"),
-        ("throughput --spark-rows many", "'many' is no number"),
+        ("throughput --spark-rows many", "'many' is not a number"),
         ("throughput --spark-batches 0", "--spark-batches 0 is out of range"),
         ("latency --rates 0", "--rates 0 is out of range"),
-        ("latency --rates 1000,,5", "'' is no number"),
+        ("latency --rates 1000,,5", "'' is not a number"),
         ("latency --repeats 0", "--repeats 0 is out of range"),
         ("reconfigure --keys 1", "--keys 1 is out of range"),
         ("reconfigure --move 2000 --keys 1000", "--move 2000 is out of range"),
@@ -69,7 +71,7 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("idle --pairs 0", "--pairs 0 is out of range"),
         ("idle --seconds nan", "--seconds nan is out of range"),
         ("recover --sizes 0", "--sizes 0 is out of range"),
-        ("recover --sizes 1,large", "'large' is no number"),
+        ("recover --sizes 1,large", "'large' is not a number"),
         ("recover --what driver", "--what: unknown 'driver'"),
         ("recover --local-disk maybe", "--local-disk: unknown 'maybe'"),
         ("recover --instances 0", "--instances 0 is out of range"),
@@ -91,12 +93,12 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("checkpoint --every 0", "--every 0 is out of range"),
         ("checkpoint --rate 0", "--rate 0 is out of range"),
         ("checkpoint --hot 0", "--hot 0 is out of range"),
-        ("checkpoint --hot all", "'all' is no number"),
+        ("checkpoint --hot all", "'all' is not a number"),
         ("checkpoint --pairs 0", "--pairs 0 is out of range"),
         ("checkpoint --seconds nan", "--seconds nan is out of range"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_with_a_message(
+def test_invalid_options_are_refused_with_a_message(
     capsys: pytest.CaptureFixture[str], arguments: str, what: str
 ) -> None:
     assert what in refused(capsys, *arguments.split())
@@ -115,39 +117,37 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
 @pytest.mark.parametrize("command", RUNS)
-def test_results_that_could_not_be_kept_are_not_measured(
+def test_unwritable_output_directory_is_refused_before_measuring(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, place: str
 ) -> None:
     (tmp_path / "file").touch()
     out = place.format(file=tmp_path / "file")
-    said = refused(capsys, *command.split(), "--out", out)
-    assert f"cannot write to {out}: " in said
-    assert "expected: a directory" in said
-    assert "hint: give another directory: --out DIR" in said
+    message = refused(capsys, *command.split(), "--out", out)
+    assert f"cannot write to {out}: " in message
+    assert "expected: a directory" in message
+    assert "hint: give another directory: --out DIR" in message
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_a_place_that_is_not_there_yet_is_made_and_nothing_is_left_in_it(
-    tmp_path: Path, command: str
-) -> None:
+def test_missing_output_directory_is_created_and_left_empty(tmp_path: Path, command: str) -> None:
     out = tmp_path / "not" / "yet"
     with pytest.raises(pytest.fail.Exception, match="it was measured"):
         cli.run_app(["bench", *command.split(), "--out", str(out)])
     assert list(out.iterdir()) == []
 
 
-def test_a_place_that_is_lost_meanwhile_is_told_too(
+def test_output_directory_lost_during_the_run_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The results are on stdout then."""
     out = tmp_path / "out"
 
-    def measure(*wish: object) -> list[dict[str, float]]:
+    def measure(*options: object) -> list[dict[str, float]]:
         out.rmdir()
         out.touch()
         return [{"idle_ratio": 1.0}]
 
-    monkeypatch.setattr("tiercel.bench.idle.measure", measure)
+    monkeypatch.setattr("tiercel.bench.scenarios.idle_overhead.measure", measure)
     assert cli.run_app(["bench", "idle", "--json", "--out", str(out)]) == 2
     captured = capsys.readouterr()
     assert '"idle_ratio": 1.0' in captured.out

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tiercel.bench import recover, recover_systems
-from tiercel.bench.measures import Outputs
-from tiercel.bench.recover import Steady, first_output_s, normal_s
-from tiercel.bench.recover_apps import FAILURES, Setup
-from tiercel.bench.recover_sweep import draw
-from tiercel.bench.recover_systems import Spark
+from tiercel.bench.metrics import Outputs
+from tiercel.bench.scenarios import recover, recover_systems
+from tiercel.bench.scenarios.recover import Steady, first_output_s, normal_s
+from tiercel.bench.scenarios.recover_apps import FAILURES, Setup
+from tiercel.bench.scenarios.recover_sweep import draw
+from tiercel.bench.scenarios.recover_systems import Spark
 
 MS = 1_000_000
 
@@ -30,7 +30,7 @@ def outage(length_ms: int, *, before_ms: int = 8_000, after_ms: int = 9_000) -> 
 
 
 @pytest.mark.parametrize("length_ms", [250, 1_000, 3_500])
-def test_an_outage_is_as_long_as_it_was(length_ms: int) -> None:
+def test_planted_outage_is_measured_with_its_length(length_ms: int) -> None:
     outputs, killed = outage(length_ms)
     steady = Steady.of(outputs, killed - 8_000 * MS, killed)
     assert steady.p99_ms == pytest.approx(2.0)
@@ -38,7 +38,7 @@ def test_an_outage_is_as_long_as_it_was(length_ms: int) -> None:
     assert normal_s(outputs, killed, steady.normal_ms) == pytest.approx(length_ms / 1e3, abs=0.25)
 
 
-def test_what_has_not_come_out_is_not_normal() -> None:
+def test_missing_outputs_are_not_normal() -> None:
     outputs, killed = outage(500)
     seen = outputs.emitted_ns < killed + 100 * MS
     cut = Outputs(outputs.sensor[seen], outputs.due_ns[seen], outputs.emitted_ns[seen])
@@ -46,7 +46,7 @@ def test_what_has_not_come_out_is_not_normal() -> None:
     assert normal_s(cut, killed, 10.0) is None
 
 
-def test_of_a_tuple_that_came_out_twice_the_first_time_counts() -> None:
+def test_first_output_of_a_doubled_tuple_counts() -> None:
     twice = Outputs(np.array([1, 1, 2]), np.array([5, 5, 5]), np.array([9, 7, 8]))
     once = recover._settled(twice)
     assert once.sensor.tolist() == [1, 2]
@@ -70,7 +70,7 @@ class Struck(Spark):
         return 1_000 * worker
 
 
-def test_sparks_worker_is_killed_until_the_query_fails(
+def test_spark_worker_is_killed_until_the_query_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recover_systems, "MISSED_S_MAX", 0.05)
@@ -80,12 +80,12 @@ def test_sparks_worker_is_killed_until_the_query_fails(
     assert lost.killed == [1]
 
 
-def test_a_ratio_needs_both() -> None:
+def test_ratio_is_none_without_both_figures() -> None:
     assert recover._ratio(10.0, 2.0) == 5.0
     assert recover._ratio(None, 2.0) is None
 
 
-def test_the_sweep_is_drawn(tmp_path: Path) -> None:
+def test_sweep_draws_a_picture(tmp_path: Path) -> None:
     rows = [
         {"how": "checkpoint", "checkpoint_s": 1, "replayed_s": 0.9, "first_output_s": 1.1, "normal_s": 1.5},
         {"how": "replay", "checkpoint_s": None, "replayed_s": 44.0, "first_output_s": 4.0, "normal_s": None},

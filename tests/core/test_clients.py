@@ -1,15 +1,15 @@
-"""What clients keep, repeat and refuse, event by event."""
+"""Producers and subscribers: numbering, repeats, rivals of the same name, gaps, credit."""
 
 from __future__ import annotations
 
 import pytest
 
-from playing import Stage, key_in, topology
+from machines_in_memory import SmallDeployment, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.clients import Producer, Subscriber
-from tiercel.core.effects import Effect, Send
-from tiercel.core.events import Connected, Disconnected, Received
-from tiercel.core.records import StreamEntry
+from tiercel.core.machine.effects import Effect, Send
+from tiercel.core.machine.events import Connected, Disconnected, Received
+from tiercel.core.model.log import StreamEntry
 
 HOME = "cloud"
 
@@ -23,31 +23,31 @@ def publish(subscriber: Subscriber, *offsets: int) -> list[object]:
     return [effect.message for effect in subscriber.on_event(event, 0.0) if isinstance(effect, Send)]
 
 
-def test_a_producer_that_meets_numbers_it_never_sent_has_a_rival_and_sends_no_more() -> None:
+def test_a_producer_stops_when_frames_it_never_sent_are_acknowledged() -> None:
     producer = Producer("p", HOME)
     producer.on_event(Connected(HOME), 0.0)
-    producer.on_event(Received(HOME, m.ProducerMark("p", 7, "")), 0.0)  # an earlier life's
+    producer.on_event(Received(HOME, m.ProducerAck("p", 7, "")), 0.0)  # sent by an earlier program
     assert (producer.acknowledged, producer.rival) == (7, False)
     assert len(producer.submit("in", [])) == 1
     producer.on_event(Disconnected(HOME), 0.0)
     producer.submit("in", [])  # 9, never sent
     producer.on_event(Connected(HOME), 0.0)
-    assert producer.on_event(Received(HOME, m.ProducerMark("p", 9, "")), 0.0) == []
+    assert producer.on_event(Received(HOME, m.ProducerAck("p", 9, "")), 0.0) == []
     assert producer.rival
     assert producer.submit("in", []) == []
 
 
-def test_what_an_earlier_program_of_its_name_is_told_late_is_not_where_a_producer_begins() -> None:
-    """Found by seed 11058: one frame of it was durable, another was not yet; both numbers were taken anew.
+def test_a_producer_ignores_acknowledgements_for_an_earlier_program_of_its_name() -> None:
+    """Found by seed 11058: the newer program used numbers again that the older one had used.
 
-    With one frame in between, the router would have taken the new row for one that it has: it was lost.
+    The router then takes the new row for a duplicate, and the row is lost.
     """
     producer = Producer("p", HOME, "newer")
     producer.on_event(Connected(HOME), 0.0)
-    assert producer.on_event(Received(HOME, m.ProducerMark("p", 3)), 0.0) == []
-    assert producer.on_event(Received(HOME, m.ProducerMark("p", 3, "older")), 0.0) == []
+    assert producer.on_event(Received(HOME, m.ProducerAck("p", 3)), 0.0) == []
+    assert producer.on_event(Received(HOME, m.ProducerAck("p", 3, "older")), 0.0) == []
     assert not producer.greeted
-    producer.on_event(Received(HOME, m.ProducerMark("p", 4, "newer")), 0.0)
+    producer.on_event(Received(HOME, m.ProducerAck("p", 4, "newer")), 0.0)
     (sent,) = producer.submit("in", [(b"k", 0, 1)])
     assert isinstance(sent, Send)
     assert sent.message.seq == 5
@@ -55,39 +55,39 @@ def test_what_an_earlier_program_of_its_name_is_told_late_is_not_where_a_produce
 
 
 class Programs:
-    """Programs that use one producer name, one at a time, with a router that really works."""
+    """Programs that use one producer name, one at a time, with a real router."""
 
     def __init__(self) -> None:
-        self.stage = Stage(topology(["a"])).start()
+        self.driver = SmallDeployment(topology(["a"])).start()
 
     def connect(self, program: Producer) -> None:
-        self.say(program, program.on_event(Connected("a"), 0.0))
+        self.deliver(program, program.on_event(Connected("a"), 0.0))
 
     def submit(self, program: Producer, row: int, *, lost: bool = False) -> None:
         effects = program.submit("in", [(key_in(0), row, row)])
         if not lost:
-            self.say(program, effects)
+            self.deliver(program, effects)
 
-    def say(self, program: Producer, effects: list[Effect]) -> None:
-        """What it sends, and all that follows from the answers."""
-        said = [effect.message for effect in effects if isinstance(effect, Send)]
-        for message in said:
-            before = len(self.stage.sent)
-            self.stage.tell("a", message, program.name)
-            answers = [answer for _, to, answer in self.stage.sent[before:] if to == program.name]
+    def deliver(self, program: Producer, effects: list[Effect]) -> None:
+        """Deliver the messages of a program, and its messages in response to the answers."""
+        messages = [effect.message for effect in effects if isinstance(effect, Send)]
+        for message in messages:
+            before = len(self.driver.sent)
+            self.driver.send("a", message, program.name)
+            answers = [answer for _, to, answer in self.driver.sent[before:] if to == program.name]
             for answer in answers:
-                self.say(program, program.on_event(Received("a", answer), 0.0))
+                self.deliver(program, program.on_event(Received("a", answer), 0.0))
 
     def rows(self) -> list[object]:
-        entries = [entry for key, entry in self.stage.disks["a"].items() if key[:2] == ("inbox", "op")]
+        entries = [entry for key, entry in self.driver.disks["a"].items() if key[:2] == ("inbox", "op")]
         return [row[2] for entry in entries for rows in entry.parts.values() for row in rows]
 
 
 @pytest.mark.parametrize("router_restarts", [False, True])
-def test_a_producer_whose_frames_are_under_way_while_another_program_takes_its_name_is_told(
+def test_a_producer_stops_after_another_program_took_its_name(
     router_restarts: bool,
 ) -> None:
-    """Their numbers are the same: the router would take the older's rows for those it has."""
+    """Both programs use the same numbers: the router would take rows of the older one for duplicates."""
     programs, older, newer = Programs(), Producer("p", "a", "older"), Producer("p", "a", "newer")
     programs.connect(older)
     programs.submit(older, 1, lost=True)
@@ -97,7 +97,7 @@ def test_a_producer_whose_frames_are_under_way_while_another_program_takes_its_n
     assert (newer.acknowledged, newer.rival) == (1, False)
     newer.on_event(Disconnected("a"), 0.0)
     if router_restarts:
-        programs.stage.restart("a")
+        programs.driver.restart("a")
     programs.connect(older)
     assert (older.acknowledged, older.rival) == (0, True)
     programs.submit(older, 3)
@@ -107,11 +107,11 @@ def test_a_producer_whose_frames_are_under_way_while_another_program_takes_its_n
     assert programs.rows() == [2, 4]
 
 
-def test_a_producer_that_was_never_answered_and_one_that_is_started_again_take_the_name() -> None:
+def test_a_restarted_producer_takes_its_name_over_even_if_its_first_greeting_was_lost() -> None:
     programs, first, second = Programs(), Producer("p", "a", "first"), Producer("p", "a", "second")
     programs.connect(first)
     programs.submit(first, 1)
-    second.on_event(Connected("a"), 0.0)  # its first word is lost
+    second.on_event(Connected("a"), 0.0)  # its greeting is lost
     second.on_event(Disconnected("a"), 0.0)
     programs.submit(first, 2)
     programs.connect(second)
@@ -120,7 +120,7 @@ def test_a_producer_that_was_never_answered_and_one_that_is_started_again_take_t
     assert programs.rows() == [1, 2, 3]
 
 
-def test_a_subscriber_refuses_a_gap_and_drops_what_it_has() -> None:
+def test_a_subscriber_refuses_a_gap_and_drops_duplicates() -> None:
     subscriber = Subscriber("out", HOME)
     subscriber.on_event(Connected(HOME), 0.0)
     assert publish(subscriber, 1, 2) == [m.Consumed("out", 2)]
@@ -132,7 +132,7 @@ def test_a_subscriber_refuses_a_gap_and_drops_what_it_has() -> None:
     assert [entry.offset for entry in subscriber.entries] == [1, 2, 3]
 
 
-def test_a_subscriber_asks_for_no_more_until_what_came_is_taken() -> None:
+def test_a_subscriber_with_a_full_buffer_asks_for_no_more() -> None:
     subscriber = Subscriber("out", HOME, entries_max=2)
     subscriber.on_event(Connected(HOME), 0.0)
     assert publish(subscriber, 1) == [m.Consumed("out", 1)]
@@ -143,7 +143,7 @@ def test_a_subscriber_asks_for_no_more_until_what_came_is_taken() -> None:
     assert subscriber.take() == ([], [])
 
 
-def test_a_subscriber_from_now_on_keeps_its_place_when_it_reconnects_before_the_first_entry() -> None:
+def test_a_subscriber_to_new_entries_keeps_its_offset_when_it_reconnects() -> None:
     subscriber = Subscriber("out", HOME, None)
     assert subscriber.on_event(Connected(HOME), 0.0) == [Send(HOME, m.RangeQuery("out"))]
     reply = Received(HOME, m.RangeReply("out", 1, 5))

@@ -8,24 +8,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from small import INPUT, SITE, instance_host, make_place, router_host, rows, running
+from deployment_in_process import INPUT, SITE, instance_host, make_place, router_host, rows, running
 from tiercel.errors import UserError
-from tiercel.runtime.addresses import reachable
-from tiercel.runtime.client import Producer
+from tiercel.runtime.client.producer import Producer
+from tiercel.runtime.net.addresses import reachable
 
 
-def test_an_address_that_can_be_dialled_is_published_as_it_is() -> None:
+def test_dialable_bind_address_is_published_unchanged() -> None:
     assert reachable("127.0.0.1", "no such host") == "127.0.0.1"
     assert reachable("10.1.2.3", "") == "10.1.2.3"
 
 
 @pytest.mark.parametrize("everywhere", ["0.0.0.0", ""])
-def test_who_listens_everywhere_is_reached_at_the_address_toward_the_driver(everywhere: str) -> None:
+def test_process_that_binds_every_address_publishes_its_address_toward_the_driver(everywhere: str) -> None:
     assert reachable(everywhere, "127.0.0.1") == "127.0.0.1"
     assert reachable(everywhere, "127.0.0.2") in ("127.0.0.1", "127.0.0.2")  # both ends of a loopback
 
 
-def test_a_driver_that_cannot_be_found_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_driver_host_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*question: object, **more: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -34,7 +34,7 @@ def test_a_driver_that_cannot_be_found_is_named(monkeypatch: pytest.MonkeyPatch)
         reachable("0.0.0.0", "nowhere")
 
 
-def test_a_router_that_listens_everywhere_is_found_by_the_registry(tmp_path: Path) -> None:
+def test_router_that_binds_every_address_is_found_by_the_registry(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     manifest = msgspec.structs.replace(place.manifest(), bind="0.0.0.0", driver="localhost")
     place.write(manifest)

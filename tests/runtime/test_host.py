@@ -15,27 +15,28 @@ import msgspec
 import pytest
 import uvloop
 
-from tiercel.bench.averages import SITE, plan, topology
-from tiercel.bench.load import PRODUCER, TICK_NS, Load
-from tiercel.bench.ticks import Ticks
-from tiercel.core.effects import Effect, ReadLog, Write
-from tiercel.core.events import Durable, Event, TimerFired
+from tiercel.bench.loadgen.load import PRODUCER, TICK_NS, Load
+from tiercel.bench.loadgen.timer import TickTimer
+from tiercel.bench.operators import SITE, plan, topology
+from tiercel.core.machine.effects import Effect, ReadLog, Write
+from tiercel.core.machine.events import Durable, Event, TimerFired
 from tiercel.core.messages import MoveRequest
-from tiercel.core.records import KeySet
-from tiercel.core.routing import RoutingTable
+from tiercel.core.model.keys import KeySet
+from tiercel.core.model.routing import RoutingTable
 from tiercel.core.settings import Settings
-from tiercel.runtime.host import Host
-from tiercel.runtime.place import Durability, Manifest, Place
-from tiercel.runtime.store import Store
-from tiercel.spark.hosting import build_host
-from waiting import until
+from tiercel.runtime.deployment import DeploymentDir, Durability, Manifest
+from tiercel.runtime.process.durability_gate import Storage
+from tiercel.runtime.process.host import Host, HostConfig
+from tiercel.runtime.storage.store import Store
+from tiercel.spark.cluster.task import build_host
+from waiting import until_in_loop as until
 
 TOPOLOGY = topology(2)
 OPERATOR = TOPOLOGY.operators["average"]
 
 
-def deployment_in(directory: Path, durability: Durability = "os") -> Place:
-    place = Place(directory)
+def deployment_in(directory: Path, durability: Durability = "os") -> DeploymentDir:
+    place = DeploymentDir(directory)
     place.write(Manifest("test", TOPOLOGY, {}, Settings(), durability))
     return place
 
@@ -55,7 +56,7 @@ async def running(*hosts: Host) -> AsyncIterator[list[asyncio.Task[str]]]:
 
 @contextlib.contextmanager
 def pacing(client: Host) -> Iterator[None]:
-    ticks = Ticks(monotonic_ns(), TICK_NS, lambda: client.take(TimerFired("tick")))
+    ticks = TickTimer(monotonic_ns(), TICK_NS, lambda: client.deliver(TimerFired("tick")))
     try:
         yield
     finally:
@@ -77,7 +78,7 @@ def test_tuples_come_through_once_and_in_order_while_keys_move(
         load = Load(100)
         parts = [build_host(deployment, name, plan()) for name in OPERATOR.instances]
         router = build_host(deployment, SITE, None)
-        client = Host(PRODUCER, load, deployment.registry, deployment.secret, dials=[SITE])
+        client = Host(PRODUCER, load, HostConfig.of(deployment, dials=[SITE]))
         async with running(router, *parts, client):
             await until(lambda: load.connected, "no connection")
             with pacing(client):
@@ -98,14 +99,18 @@ def test_tuples_come_through_once_and_in_order_while_keys_move(
     run(scenario())
 
 
-def test_who_does_not_know_the_secret_is_not_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_client_with_another_secret_is_not_connected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     deployment = deployment_in(tmp_path)
 
     async def scenario() -> None:
         load = Load(10)
         router = build_host(deployment, SITE, None)
-        stranger = Host(PRODUCER, load, deployment.registry, b"guessed", dials=[SITE])
-        async with running(router, stranger):
+        unproven = Host(
+            PRODUCER, load, HostConfig(registry=deployment.registry, secret=b"guessed", dials=[SITE])
+        )
+        async with running(router, unproven):
             await asyncio.sleep(0.3)
             assert not load.connected
 
@@ -131,16 +136,18 @@ class WritesAndReads:
 
 
 @pytest.mark.parametrize("durability", ["os", "disk"])
-def test_a_write_is_told_to_be_durable_also_when_a_read_has_committed_it(
+def test_machine_learns_that_a_write_is_durable_even_if_a_log_read_committed_it(
     tmp_path: Path, durability: Durability
 ) -> None:
     async def scenario() -> None:
         machine = WritesAndReads()
         place = deployment_in(tmp_path, durability)
-        host = Host("cloud", machine, place.registry, place.secret, store=Store(tmp_path / "db", durability))
+        host = Host(
+            "cloud", machine, HostConfig.of(place, storage=Storage(Store(tmp_path / "db", durability)))
+        )
         async with running(host):
-            host.take(TimerFired("go"))
-            await until(lambda: machine.durable == 1, "the machine is never told")
+            host.deliver(TimerFired("go"))
+            await until(lambda: machine.durable == 1, "the machine never learns it")
 
     run(scenario())
 
@@ -152,21 +159,25 @@ class Failing:
         raise RuntimeError("it cannot")
 
 
-def test_who_ends_well_leaves_the_registry_and_who_fails_does_not(tmp_path: Path) -> None:
-    """Else nobody could tell an executor that was left in time from one that took somebody along."""
+def test_process_deregisters_at_a_regular_end_and_not_after_a_failure(tmp_path: Path) -> None:
+    """Otherwise a drained executor looks the same as a lost one."""
 
     async def scenario() -> None:
         place = deployment_in(tmp_path, "os")
         registry = place.registry
-        well = Host("well", WritesAndReads(), registry, place.secret, store=Store(tmp_path / "a", "os"))
+        well = Host(
+            "well",
+            WritesAndReads(),
+            HostConfig(registry=registry, secret=place.secret, storage=Storage(Store(tmp_path / "a", "os"))),
+        )
         async with running(well):
             await until(lambda: registry.find("well") is not None, "it does not start")
-            registry.dismiss("well")
+            registry.request_stop("well")
             await until(lambda: registry.find("well") is None, "it is still there")
-        failing = Host("failing", Failing(), registry, place.secret)
+        failing = Host("failing", Failing(), HostConfig(registry=registry, secret=place.secret))
         serving = asyncio.create_task(failing.run())
         await until(lambda: registry.find("failing") is not None, "it does not start")
-        failing.take(TimerFired("go"))
+        failing.deliver(TimerFired("go"))
         with pytest.raises(RuntimeError, match="it cannot"):
             await serving
         assert registry.find("failing") is not None
@@ -175,23 +186,25 @@ def test_who_ends_well_leaves_the_registry_and_who_fails_does_not(tmp_path: Path
 
 
 @pytest.mark.parametrize("successor", ["listens", "has left again"])
-def test_who_is_succeeded_by_a_later_life_ends_and_leaves_its_address_alone(
-    tmp_path: Path, successor: str
-) -> None:
-    """Else the task that Spark knows would stay for ever, and nobody would hear it."""
+def test_superseded_incarnation_ends_without_touching_the_new_address(tmp_path: Path, successor: str) -> None:
+    """Otherwise its Spark task would stay for ever."""
 
     async def scenario() -> None:
         place = deployment_in(tmp_path, "os")
         registry = place.registry
-        host = Host("older", WritesAndReads(), registry, place.secret, store=Store(tmp_path / "db", "os"))
+        host = Host(
+            "older",
+            WritesAndReads(),
+            HostConfig(registry=registry, secret=place.secret, storage=Storage(Store(tmp_path / "db", "os"))),
+        )
         serving = asyncio.create_task(host.run())
         await until(lambda: registry.find("older") is not None, "it does not start")
         found = registry.find("older")
         assert found is not None
-        registry.publish(msgspec.structs.replace(found, life=found.life + 1))
+        registry.publish(msgspec.structs.replace(found, incarnation=found.incarnation + 1))
         if successor == "has left again":
-            registry.leave("older", found.life + 1)
-        assert await serving == "succeeded"
+            registry.deregister_if_current("older", found.incarnation + 1)
+        assert await serving == "superseded"
         assert (registry.find("older") is not None) is (successor == "listens")
 
     run(scenario())
@@ -201,15 +214,16 @@ ORPHAN = """
 import asyncio, os, sys
 from pathlib import Path
 from time import monotonic_ns
-from tiercel.runtime.host import Host
-from tiercel.runtime.registry import Registry
+from tiercel.runtime.process.host import Host, HostConfig
+from tiercel.runtime.net.registry import Registry
 
 class Idle:
     def on_event(self, event, now_ms):
         return []
 
 if os.fork() == 0:
-    host = Host("orphan", Idle(), Registry(Path(sys.argv[1])), b"secret", parent=os.getppid())
+    config = HostConfig(registry=Registry(Path(sys.argv[1])), secret=b"secret", parent=os.getppid())
+    host = Host("orphan", Idle(), config)
     reason = asyncio.run(host.run())
     Path(sys.argv[1], "ended").write_text(reason)
     os._exit(0)
@@ -218,12 +232,12 @@ while True:
 """
 
 
-def test_a_worker_whose_parent_is_killed_ends(tmp_path: Path) -> None:
+def test_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     """Spark starts its task again elsewhere, and knows nothing of it any more."""
     with subprocess.Popen([sys.executable, "-c", ORPHAN, str(tmp_path)]) as parent:
         while not (tmp_path / "orphan.address").exists():
             assert parent.poll() is None
             time.sleep(0.01)
         parent.kill()
-    run(until(lambda: (tmp_path / "ended").exists(), "it lives on"))
+    run(until(lambda: (tmp_path / "ended").exists(), "it still runs"))
     run(until(lambda: (tmp_path / "ended").read_text(encoding="utf-8") == "orphaned", "another reason"))

@@ -1,4 +1,4 @@
-"""Lines of metrics: differences of counters, whole seconds, files that do not grow for ever."""
+"""Metrics lines: differences of counters, whole seconds, files of limited size."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from averages import OPERATOR, averages, reading
-from small import until
-from tiercel.bench.averages import SITE
-from tiercel.runtime import metrics
-from tiercel.runtime.metrics import Line, Meter, first_second, read_lines
+from tiercel.bench.operators import SITE
+from tiercel.runtime.process import metrics
+from tiercel.runtime.process.metrics import Meter, MetricsLine, first_second, read_lines
+from waiting import until
 
 
 def test_counters_become_rates_and_files_are_replaced_at_their_limit(
@@ -29,7 +29,7 @@ def test_counters_become_rates_and_files_are_replaced_at_their_limit(
     assert lines[-1].rate > 0
 
 
-def test_a_line_that_was_cut_off_is_left_out_and_a_range_is_read_the_same_again(tmp_path: Path) -> None:
+def test_torn_line_is_skipped_and_a_range_reads_the_same_again(tmp_path: Path) -> None:
     meter = Meter(tmp_path, "cloud", None)
     meter.write({"lag": 3}, 0.0)
     [line] = read_lines(tmp_path, 0, 1 << 40)
@@ -42,8 +42,8 @@ def test_a_line_that_was_cut_off_is_left_out_and_a_range_is_read_the_same_again(
     assert (line.kind, line.operator, line.lag, line.latency_ms) == ("router", None, 3, None)
 
 
-def test_router_and_instances_say_what_they_do(tmp_path: Path) -> None:
-    def lines() -> list[Line]:
+def test_router_and_instances_write_metrics(tmp_path: Path) -> None:
+    def lines() -> list[MetricsLine]:
         return read_lines(tmp_path / "metrics", 0, 1 << 40)
 
     def has_worked(name: str) -> bool:
@@ -69,5 +69,5 @@ def test_router_and_instances_say_what_they_do(tmp_path: Path) -> None:
         assert last.state_bytes > last.state_keys * 64
 
 
-def last_of(lines: list[Line], process: str) -> Line:
+def last_of(lines: list[MetricsLine], process: str) -> MetricsLine:
     return [line for line in lines if line.process == process][-1]

@@ -1,4 +1,4 @@
-"""Connections that are hard to hurt: whatever a stranger does, a stream that runs beside it goes on."""
+"""Connections: whatever an unproven peer does, a running stream is not affected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import msgspec
 import pytest
 
 from certificates import make_authority, needs_openssl
-from small import (
+from deployment_in_process import (
     INPUT,
     INSTANCE,
     OUTPUT,
@@ -38,24 +38,26 @@ from small import (
     until,
 )
 from tiercel.core import messages as m
-from tiercel.core.effects import Effect, Send
-from tiercel.core.events import Connected, Disconnected, Event, Received
-from tiercel.core.records import StreamEntry
+from tiercel.core.machine.effects import Effect, Send
+from tiercel.core.machine.events import Connected, Disconnected, Event, Received
+from tiercel.core.model.log import StreamEntry
 from tiercel.errors import UserError
-from tiercel.runtime import link, peers
-from tiercel.runtime.client import Producer, Subscriber
-from tiercel.runtime.host import Host
-from tiercel.runtime.link import Answer, Opening, Proof
-from tiercel.runtime.place import Place
-from tiercel.runtime.registry import Registry
-from tiercel.runtime.tls import TlsFiles
-from tiercel.runtime.wire import FRAME_BYTES_MAX, encode_frame, pack
+from tiercel.runtime.client.producer import Producer
+from tiercel.runtime.client.subscriber import Subscriber
+from tiercel.runtime.deployment import DeploymentDir
+from tiercel.runtime.net import connection as link
+from tiercel.runtime.net import peers
+from tiercel.runtime.net.connection import Answer, Opening, Proof
+from tiercel.runtime.net.registry import Registry
+from tiercel.runtime.net.tls import TlsFiles
+from tiercel.runtime.net.wire import FRAME_BYTES_MAX, encode_frame, pack
+from tiercel.runtime.process.host import Host, HostConfig
 
 
 class Stream:
     """Rows that go through a deployment all the time, and are counted."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DeploymentDir) -> None:
         self.producer = Producer(place, INPUT, name="beside")
         self.subscriber = Subscriber(place, OUTPUT, after=0)
         self.sent = 0
@@ -92,7 +94,7 @@ class Stream:
 
 
 @contextlib.contextmanager
-def stream_beside(place: Place) -> Iterator[Stream]:
+def stream_beside(place: DeploymentDir) -> Iterator[Stream]:
     """It goes on before, meanwhile and after, on connections that are never lost, and nothing is missing."""
     stream = Stream(place)
     try:
@@ -107,7 +109,7 @@ def stream_beside(place: Place) -> Iterator[Stream]:
 class Deployed:
     """A deployment that runs, and what its router lost of its peers."""
 
-    def __init__(self, place: Place, router: Running) -> None:
+    def __init__(self, place: DeploymentDir, router: Running) -> None:
         self.place = place
         self.router = router
 
@@ -142,46 +144,44 @@ def read_frame(connection: socket.socket) -> bytes:
     return file.read(int.from_bytes(file.read(4)))
 
 
-def shake_hands(connection: socket.socket, name: str, secret: bytes, life: int) -> Answer:
+def shake_hands(connection: socket.socket, name: str, secret: bytes, incarnation: int) -> Answer:
     """As a dialler, by hand."""
-    opening = Opening(name, b"n" * 32, life)
+    opening = Opening(name, b"n" * 32, incarnation)
     connection.sendall(pack(msgspec.msgpack.encode(opening)))
     answer = msgspec.msgpack.decode(read_frame(connection), type=Answer)
-    said = ("dialler", name, opening.nonce, life, answer.name, answer.nonce, answer.life)
+    said = ("dialler", name, opening.nonce, incarnation, answer.name, answer.nonce, answer.incarnation)
     proof = Proof(hmac.digest(secret, msgspec.msgpack.encode(said), hashlib.sha256))
     connection.sendall(pack(msgspec.msgpack.encode(proof)))
     return answer
 
 
-def test_who_does_not_know_the_secret_is_dropped(
-    deployed: Deployed, caplog: pytest.LogCaptureFixture
-) -> None:
-    with stream_beside(deployed.place), deployed.dial() as stranger:
-        shake_hands(stranger, "mallory", b"guessed", 1)
-        assert ended(stranger)
-    assert "a stranger who says to be 'mallory' at 127.0.0.1:" in caplog.text
+def test_peer_with_another_secret_is_dropped(deployed: Deployed, caplog: pytest.LogCaptureFixture) -> None:
+    with stream_beside(deployed.place), deployed.dial() as unproven:
+        shake_hands(unproven, "mallory", b"guessed", 1)
+        assert ended(unproven)
+    assert "an unproven peer that calls itself 'mallory' at 127.0.0.1:" in caplog.text
     assert "does not know this deployment's secret" in caplog.text
 
 
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00\x00\x00\x05hello", bytes(1000)]
 )
-def test_who_does_not_speak_our_language_is_dropped(
+def test_peer_with_another_protocol_is_dropped(
     deployed: Deployed, caplog: pytest.LogCaptureFixture, garbage: bytes
 ) -> None:
-    with stream_beside(deployed.place), deployed.dial() as stranger:
-        stranger.sendall(garbage)
-        assert ended(stranger)
-    assert "drops a stranger at 127.0.0.1:" in caplog.text
+    with stream_beside(deployed.place), deployed.dial() as unproven:
+        unproven.sendall(garbage)
+        assert ended(unproven)
+    assert "drops an unproven peer at 127.0.0.1:" in caplog.text
 
 
-def test_who_announces_a_frame_above_the_limit_is_dropped_before_it_is_read(
+def test_oversized_frame_is_refused_before_it_is_read(
     deployed: Deployed, caplog: pytest.LogCaptureFixture
 ) -> None:
     with stream_beside(deployed.place):
-        with deployed.dial() as stranger:
-            stranger.sendall((link.HANDSHAKE_BYTES_MAX + 1).to_bytes(4))
-            assert ended(stranger)
+        with deployed.dial() as unproven:
+            unproven.sendall((link.HANDSHAKE_BYTES_MAX + 1).to_bytes(4))
+            assert ended(unproven)
         with deployed.dial() as member:
             shake_hands(member, "clumsy", deployed.place.secret, 1)
             member.sendall((FRAME_BYTES_MAX + 1).to_bytes(4))
@@ -199,7 +199,7 @@ def test_who_announces_a_frame_above_the_limit_is_dropped_before_it_is_read(
         encode_frame(m.Produce("clumsy", 1, INPUT, [("key", 0, 1)])),  # type: ignore[list-item]
     ],
 )
-def test_a_member_that_sends_a_malformed_message_is_dropped(
+def test_peer_that_sends_a_malformed_message_is_dropped(
     deployed: Deployed, caplog: pytest.LogCaptureFixture, frame: bytes
 ) -> None:
     with stream_beside(deployed.place), deployed.dial() as member:
@@ -209,7 +209,7 @@ def test_a_member_that_sends_a_malformed_message_is_dropped(
     assert "drops clumsy: " in caplog.text
 
 
-def test_who_connects_and_says_nothing_is_dropped(
+def test_silent_connection_is_dropped(
     deployed: Deployed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "HANDSHAKE_S_MAX", 0.2)
@@ -220,18 +220,18 @@ def test_who_connects_and_says_nothing_is_dropped(
     assert "no handshake within 0.2 s" in caplog.text
 
 
-def test_many_silent_strangers_do_not_keep_members_out(
+def test_many_silent_connections_do_not_block_real_peers(
     deployed: Deployed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "STRANGERS_MAX", 5)
+    monkeypatch.setattr(peers, "IN_HANDSHAKE_MAX", 5)
     with stream_beside(deployed.place), contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(deployed.dial()) for _ in range(12)]
-        assert ended(strangers[0])
+        unproven_connections = [stack.enter_context(deployed.dial()) for _ in range(12)]
+        assert ended(unproven_connections[0])
         Subscriber(deployed.place, OUTPUT).close()
     assert "more than 5 connections without a handshake" in caplog.text
 
 
-def test_who_claims_the_name_of_another_is_not_let_in(
+def test_peer_with_the_name_of_another_is_refused(
     deployed: Deployed, caplog: pytest.LogCaptureFixture
 ) -> None:
     with stream_beside(deployed.place):
@@ -239,7 +239,7 @@ def test_who_claims_the_name_of_another_is_not_let_in(
             with deployed.dial() as liar:
                 assert shake_hands(liar, name, b"guessed", 2**62).refusal == ""
                 assert ended(liar)
-            assert f"a stranger who says to be {name!r}" in caplog.text
+            assert f"an unproven peer that calls itself {name!r}" in caplog.text
             with deployed.dial() as zombie:  # knows the secret, but was started before the one that is here
                 assert "started later" in shake_hands(zombie, name, deployed.place.secret, 0).refusal
                 assert ended(zombie)
@@ -248,7 +248,7 @@ def test_who_claims_the_name_of_another_is_not_let_in(
             assert ended(liar)
 
 
-def test_a_producer_that_speaks_for_another_is_dropped(
+def test_producer_that_sends_as_another_is_dropped(
     deployed: Deployed, caplog: pytest.LogCaptureFixture
 ) -> None:
     with stream_beside(deployed.place), deployed.dial() as liar:
@@ -258,7 +258,7 @@ def test_a_producer_that_speaks_for_another_is_dropped(
     assert "drops liar: it sends as producer 'beside'" in caplog.text
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_occupied_port_is_named_in_the_error(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -295,38 +295,49 @@ class Noting:
 def test_peers_are_dialled_as_they_appear(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     early, late = Noting(), Noting()
-    with running(Host("op@cloud#1", early, registry, b"secret", dials=registry.names)):
+    with running(
+        Host("op@cloud#1", early, HostConfig(registry=registry, secret=b"secret", dials=registry.names))
+    ):
         assert registry.names() == ["op@cloud#1"]
         for _ in range(2):
-            with running(Host("op@cloud#2", late, registry, b"secret")):
+            with running(Host("op@cloud#2", late, HostConfig(registry=registry, secret=b"secret"))):
                 assert registry.names() == ["op@cloud#1", "op@cloud#2"]
                 until(lambda: early.connected("op@cloud#2") and late.connected("op@cloud#1"))
             until(lambda: not early.connected("op@cloud#2"))
 
 
-def test_peers_that_are_no_longer_wanted_are_no_longer_dialled(tmp_path: Path) -> None:
+def test_peers_that_are_removed_are_not_dialled_any_more(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     wanted = {"a", "b"}
     noting = Noting()
-    with running(Host("host", noting, registry, b"secret", dials=lambda: wanted)):
-        with running(Host("a", Noting(), registry, b"secret"), Host("b", Noting(), registry, b"secret")):
+    with running(Host("host", noting, HostConfig(registry=registry, secret=b"secret", dials=lambda: wanted))):
+        with running(
+            Host("a", Noting(), HostConfig(registry=registry, secret=b"secret")),
+            Host("b", Noting(), HostConfig(registry=registry, secret=b"secret")),
+        ):
             until(lambda: noting.connected("a") and noting.connected("b"))
             wanted.discard("b")
-            time.sleep(2 * peers.LOOK_S)
+            time.sleep(2 * peers.POLL_S)
             assert noting.connected("b")  # what is connected stays so
         until(lambda: not noting.connected("a") and not noting.connected("b"))
-        with running(Host("a", Noting(), registry, b"secret"), Host("b", Noting(), registry, b"secret")):
+        with running(
+            Host("a", Noting(), HostConfig(registry=registry, secret=b"secret")),
+            Host("b", Noting(), HostConfig(registry=registry, secret=b"secret")),
+        ):
             until(lambda: noting.connected("a"))
-            time.sleep(2 * peers.LOOK_S)
+            time.sleep(2 * peers.POLL_S)
             assert not noting.connected("b")
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_two_that_dial_each_other_keep_the_same_link(tmp_path: Path, seed: int) -> None:
+def test_two_processes_that_dial_each_other_keep_the_same_connection(tmp_path: Path, seed: int) -> None:
     registry = Registry(tmp_path)
     machines = {name: Noting() for name in ("a", "b")}
     order = ["a", "b"] if seed % 2 else ["b", "a"]
-    hosts = {n: Host(n, machines[n], registry, b"secret", dials=["a", "b"]) for n in order}
+    hosts = {
+        n: Host(n, machines[n], HostConfig(registry=registry, secret=b"secret", dials=["a", "b"]))
+        for n in order
+    }
 
     async def scenario() -> None:
         tasks = [asyncio.create_task(hosts[n].run()) for n in order]  # in one loop, so they really cross
@@ -335,11 +346,11 @@ def test_two_that_dial_each_other_keep_the_same_link(tmp_path: Path, seed: int) 
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.5)
             counts = [len(machine.events) for machine in machines.values()]
-            kept = [hosts["a"]._peers.links["b"], hosts["b"]._peers.links["a"]]
+            kept = [hosts["a"]._peers.connections["b"], hosts["b"]._peers.connections["a"]]
             assert kept[0].dialler == kept[1].dialler
             for name, other in (("a", "b"), ("b", "a")):
                 machines[name].say = [Send(other, m.RangeQuery(f"from {name}"))]
-                hosts[name].take(Connected("nobody"))  # anything, so that it speaks
+                hosts[name].deliver(Connected("nobody"))  # anything, so that it speaks
             while not all(isinstance(machine.events[-1], Received) for machine in machines.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert [
@@ -353,20 +364,20 @@ def test_two_that_dial_each_other_keep_the_same_link(tmp_path: Path, seed: int) 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_of_two_crossing_links_the_one_of_the_smaller_name_stays(tmp_path: Path) -> None:
+def test_of_two_crossing_connections_the_one_of_the_smaller_name_stays(tmp_path: Path) -> None:
     """Whatever order they open in: both sides look only at what both know."""
 
     async def scenario() -> None:
-        board = Host("b", Noting(), Registry(tmp_path), b"secret")._peers
-        by_a, by_b, again = (link.Link(board, expected) for expected in (None, "a", None))
+        board = Host("b", Noting(), HostConfig(registry=Registry(tmp_path), secret=b"secret"))._peers
+        by_a, by_b, again = (link.Connection(board, expected) for expected in (None, "a", None))
         by_a.peer = again.peer = "a"
         assert (by_a.dialler, by_b.dialler) == ("a", "b")
-        assert board._prefers(by_a, by_b)
-        assert not board._prefers(by_b, by_a)
-        assert not board._prefers(by_a, again)  # it dialled again: it has lost the older one
-        by_b.peer_life = 2  # a newer process, whoever dialled
-        assert not board._prefers(by_a, by_b)
-        assert board._prefers(by_b, by_a)
+        assert board._keeps(by_a, by_b)
+        assert not board._keeps(by_b, by_a)
+        assert not board._keeps(by_a, again)  # it dialled again: it has lost the older one
+        by_b.peer_incarnation = 2  # a newer process, a process that dialled
+        assert not board._keeps(by_a, by_b)
+        assert board._keeps(by_b, by_a)
 
     asyncio.run(scenario())
 
@@ -377,26 +388,24 @@ CHILD = """
     import asyncio, logging, sys
     from pathlib import Path
     sys.path.insert(0, {tests!r})
-    from small import router_host, instance_host
-    from tiercel.runtime.place import Place
-    asyncio.run({make}(Place(Path({place!r}))).run())
+    from deployment_in_process import router_host, instance_host
+    from tiercel.runtime.deployment import DeploymentDir
+    asyncio.run({make}(DeploymentDir(Path({place!r}))).run())
 """
 
 
-def start(place: Place, make: str) -> subprocess.Popen[bytes]:
+def start(place: DeploymentDir, make: str) -> subprocess.Popen[bytes]:
     tests = str(Path(__file__).resolve().parent.parent)
     code = textwrap.dedent(CHILD).format(tests=tests, make=make, place=str(place.directory))
     return subprocess.Popen([sys.executable, "-c", code], env=dict(os.environ))
 
 
 @pytest.mark.parametrize("killed", ["router_host", "instance_host"])
-def test_a_process_that_is_killed_comes_back_with_a_new_life_and_nothing_is_lost_or_doubled(
-    tmp_path: Path, killed: str
-) -> None:
+def test_killed_process_returns_with_a_new_incarnation_and_loses_nothing(tmp_path: Path, killed: str) -> None:
     place = make_place(tmp_path)
     name = SITE if killed == "router_host" else INSTANCE
     other = instance_host if killed == "router_host" else router_host
-    lives = []
+    incarnations = []
     child = start(place, killed)
     try:
         with running(other(place)):
@@ -406,14 +415,14 @@ def test_a_process_that_is_killed_comes_back_with_a_new_life_and_nothing_is_lost
                     stream.assert_goes_on()
                     address = place.registry.find(name)
                     assert address is not None
-                    lives.append(address.life)
+                    incarnations.append(address.incarnation)
                     child.send_signal(signal.SIGKILL)
                     child.wait()
                     child = start(place, killed)
                     stream.assert_goes_on()
             address = place.registry.find(name)
             assert address is not None
-            assert [*lives, address.life] == [1, 2, 3]
+            assert [*incarnations, address.incarnation] == [1, 2, 3]
     finally:
         child.kill()
         child.wait()
@@ -423,7 +432,7 @@ def test_a_process_that_is_killed_comes_back_with_a_new_life_and_nothing_is_lost
 
 
 @needs_openssl
-def test_with_tls_rows_come_through_and_strangers_do_not(
+def test_tls_accepts_members_and_refuses_other_peers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls = make_authority(tmp_path / "ours")
@@ -435,15 +444,15 @@ def test_with_tls_rows_come_through_and_strangers_do_not(
         assert address is not None
         assert address.local == ""  # no way around TLS
         noting = Noting()
-        impostor = Host("x", noting, place.registry, place.secret, dials=[SITE], tls=others, listens=False)
-        plain = Host("y", noting, place.registry, place.secret, dials=[SITE], listens=False)
+        impostor = Host("x", noting, HostConfig.of(place, dials=[SITE], tls=others, listens=False))
+        plain = Host("y", noting, HostConfig.of(place, dials=[SITE], listens=False))
         with running(impostor, plain):
             until(lambda: caplog.text.count("TLS fails") >= 2)
         assert noting.events == []
     assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
 
 
-def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+def test_unusable_tls_files_are_named_in_the_error(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     missing = TlsFiles("our.pem", "our.key", "ca.pem")
     place.write(msgspec.structs.replace(place.manifest(), tls=missing))

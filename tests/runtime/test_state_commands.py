@@ -12,23 +12,22 @@ import pytest
 from pyspark.sql import types as t
 from rocksdict import Options, Rdict
 
-from tiercel import cli
-from tiercel.core.effects import Write
-from tiercel.core.readers import Reader
-from tiercel.core.records import KeyImage
-from tiercel.core.routing import slot_of
-from tiercel.core.taken import Cursor
-from tiercel.core.topology import Operator, Topology
+from tiercel.admin import checkpoint
+from tiercel.cli import main as cli
+from tiercel.core.machine.effects import Write
+from tiercel.core.machine.stored import CheckpointHeader, LogReader
+from tiercel.core.model.keys import StateImage
+from tiercel.core.model.routing import slot_of
+from tiercel.core.model.topology import Operator, Topology
 from tiercel.errors import UserError
-from tiercel.runtime.backups import folder_of
-from tiercel.runtime.opening import DamagedStore
-from tiercel.runtime.pieces import FORMAT, MAGIC
-from tiercel.runtime.place import BackupPlan, Manifest, Place, StreamFacts
-from tiercel.runtime.registry import Address
-from tiercel.runtime.store import Store
-from tiercel.runtime.tables import encode_key
-from tiercel.spark.state_source import key_columns
-from tiercel.state import checkpoint
+from tiercel.runtime.backup.process_backup import folder_of
+from tiercel.runtime.backup.segment_file import FORMAT, MAGIC
+from tiercel.runtime.deployment import BackupPlan, DeploymentDir, Manifest, StreamFacts
+from tiercel.runtime.net.registry import Address
+from tiercel.runtime.storage.codec import encode_key
+from tiercel.runtime.storage.open import DamagedStore
+from tiercel.runtime.storage.store import Store
+from tiercel.spark.sources.state_source import key_codec
 
 ME = "count@cloud#1"
 SLOTS = 16
@@ -47,22 +46,25 @@ def storage(tmp_path: Path) -> Path:
     schema = t.StructType([t.StructField("car", t.StringType()), t.StructField("speed", t.DoubleType())])
     operator = Operator("count", ("in",), "out", (ME,), slots=SLOTS)
     topology = Topology({"cloud": None}, {}, {"count": operator})
-    place = Place(tmp_path / "storage")
+    place = DeploymentDir(tmp_path / "storage")
     place.write(Manifest("test", topology, {"in": StreamFacts(schema.json(), ("car",))}))
-    place.want([ME])
-    key = key_columns(place.manifest(), "count").key_of(["car 7"])
-    image = KeyImage(key, 1, 5, {"count": ("value", (3,))})
+    place.set_desired_instances([ME])
+    key = key_codec(place.manifest(), "count").key_of(["car 7"])
+    image = StateImage(key, 1, 5, {"count": ("value", (3,))})
     instance = Store(place.process(ME), "os")
-    puts = {("state", slot_of(key, SLOTS), key, 1): image, ("cursor",): Cursor(1, 5, 1, 0, 0, [])}
+    puts = {
+        ("state", slot_of(key, SLOTS), key, 1): image,
+        ("checkpoint",): CheckpointHeader(1, 5, 1, 0, 0, []),
+    }
     instance.add(Write(1, puts))
     instance.close()
     router = Store(place.process("cloud"), "os")
-    router.add(Write(1, {("head", "count"): (5, 0, -1), ("reader", "count", ME): Reader(1, 5, {})}))
+    router.add(Write(1, {("head", "count"): (5, 0, -1), ("reader", "count", ME): LogReader(1, 5, {})}))
     router.close()
     return place.directory
 
 
-def test_show_lists_what_each_process_keeps(capsys: pytest.CaptureFixture[str], storage: Path) -> None:
+def test_show_lists_the_state_of_each_process(capsys: pytest.CaptureFixture[str], storage: Path) -> None:
     code, out, _ = run(capsys, "show", str(storage), "--json")
     assert code == 0
     lines = {(line["process"], line["kind"]): line for line in json.loads(out)}
@@ -86,7 +88,7 @@ def test_show_of_a_key_prints_its_state(capsys: pytest.CaptureFixture[str], stor
     assert (code, json.loads(out)) == (0, [])
 
 
-def test_a_copy_and_back_and_divided(
+def test_backup_restore_and_split_work_from_the_command_line(
     capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path
 ) -> None:
     copy, there = str(tmp_path / "copy"), str(tmp_path / "there")
@@ -122,11 +124,11 @@ def test_a_copy_and_back_and_divided(
         (["export", "STORAGE", "there", "--operator", "count", "--as-of", "1"], "without a backup"),
         (["import", "nowhere", "STORAGE", "--operator", "other"], "no operator 'other'"),
         (["split", "STORAGE", "count@cloud#7"], "no instance 'count@cloud#7'"),
-        (["split", "STORAGE", ME, "--slots", "many"], "is no slot"),
+        (["split", "STORAGE", ME, "--slots", "many"], "is not a slot"),
         (["merge", "STORAGE", ME, ME], "merging"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(
+def test_impossible_command_prints_one_sentence(
     capsys: pytest.CaptureFixture[str],
     storage: Path,
     tmp_path: Path,
@@ -153,7 +155,7 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
 # -- damaged -----------------------------------------------------------------------------------
 
 
-def test_history_lists_what_can_be_restored(
+def test_history_lists_restorable_states(
     capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path
 ) -> None:
     copy = str(tmp_path / "copy")
@@ -168,7 +170,7 @@ def test_history_lists_what_can_be_restored(
     assert run(capsys, "history", copy, "--process", "other@cloud#1")[0] == 2
 
 
-def test_a_damaged_copy_is_named_nothing_is_made_and_the_last_whole_state_is_offered(
+def test_damaged_backup_is_named_and_the_last_complete_state_is_suggested(
     capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path
 ) -> None:
     copy, there = tmp_path / "copy", tmp_path / "there"
@@ -189,7 +191,7 @@ def test_a_damaged_copy_is_named_nothing_is_made_and_the_last_whole_state_is_off
     assert [line["value"] for line in json.loads(out)] == ["[3]"]
 
 
-def test_a_missing_file_of_a_copy_is_named(
+def test_missing_backup_file_is_named(
     capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
@@ -204,31 +206,31 @@ def test_a_missing_file_of_a_copy_is_named(
 
 @pytest.mark.parametrize("gone", ["head.*", "*"])
 @pytest.mark.parametrize("process", ["cloud", ME])
-def test_a_process_that_is_missing_in_a_copy_is_named_and_what_is_whole_of_it_offered(
+def test_process_missing_in_a_backup_is_named_and_its_last_complete_state_suggested(
     capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path, process: str, gone: str
 ) -> None:
     """It was left out, and the rest restored without a word."""
     copy, there = tmp_path / "copy", tmp_path / "there"
-    router = Store(Place(storage).process("cloud"), "os")
-    router.add(Write(2, {("reader", "count", ME): Reader(1, 5, {}, stored=True)}))
+    router = Store(DeploymentDir(storage).process("cloud"), "os")
+    router.add(Write(2, {("reader", "count", ME): LogReader(1, 5, {}, stored=True)}))
     router.close()
     assert run(capsys, "backup", str(storage), str(copy))[0] == 0
     for file in (copy / folder_of(process)).glob(gone):
         file.unlink()
     code, _, err = run(capsys, "restore", str(copy), str(there))
     assert code == 2
-    assert "holds no whole backup of" in err
+    assert "holds no complete backup of" in err
     assert process in err
     assert not there.exists()
     if gone == "*":
-        assert "no earlier state is whole there" in err
+        assert "no earlier state is complete there" in err
     else:
         assert f"--up-to '{process}=1'" in err
         assert run(capsys, "restore", str(copy), str(there), "--up-to", f"{process}=1")[0] == 0
 
 
 @pytest.mark.parametrize("how", ["damaged", "missing"])
-def test_without_its_manifest_a_copy_says_where_there_is_another(
+def test_backup_without_manifest_names_the_second_manifest(
     capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path, how: str
 ) -> None:
     copy, there = tmp_path / "copy", tmp_path / "there"
@@ -240,22 +242,22 @@ def test_without_its_manifest_a_copy_says_where_there_is_another(
         manifest.write_text("{", encoding="utf-8")
     code, _, err = run(capsys, "restore", str(copy), str(there))
     assert code == 2
-    assert "backup.second.json beside it is whole: copy it to backup.json" in " ".join(err.split())
+    assert "backup.second.json beside it is undamaged: copy it to backup.json" in " ".join(err.split())
     assert not there.exists()
     second = (copy / "backup.second.json").read_bytes()
     (copy / "backup.second.json").write_text("{", encoding="utf-8")
     code, _, err = run(capsys, "restore", str(copy), str(there))
-    assert (code, "beside it is whole" in err) == (2, False)
+    assert (code, "beside it is undamaged" in err) == (2, False)
     manifest.write_bytes(second)
     assert run(capsys, "restore", str(copy), str(there))[0] == 0
 
 
 @pytest.mark.parametrize("how", ["damaged head", "no head", "no directory"])
-def test_show_says_what_is_wrong_with_a_backup(
+def test_show_reports_problems_of_a_backup(
     capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path, how: str
 ) -> None:
     """It was shown as if there were none to be had."""
-    place, copy = Place(storage), tmp_path / "copy"
+    place, copy = DeploymentDir(storage), tmp_path / "copy"
     assert run(capsys, "backup", str(storage), str(copy))[0] == 0
     place.write(msgspec.structs.replace(place.manifest(), backup=BackupPlan(str(copy))))
     [head] = (copy / folder_of(ME)).glob("head.*")
@@ -270,14 +272,14 @@ def test_show_says_what_is_wrong_with_a_backup(
     assert code == 0
     lines = {line["process"]: line for line in json.loads(out)}
     assert lines[ME]["backup_number"] is None
-    expected = {"damaged head": head.name, "no head": "holds no whole backup", "no directory": str(copy)}
+    expected = {"damaged head": head.name, "no head": "holds no complete backup", "no directory": str(copy)}
     assert expected[how] in lines[ME]["backup_problem"]
     assert (lines["cloud"]["backup_problem"] is None) == (how != "no directory")
 
 
-def test_a_checkpoint_that_does_not_come_says_what_is_wrong_with_the_storage(storage: Path) -> None:
+def test_timed_out_checkpoint_reports_the_storage_problem(storage: Path) -> None:
     """Whatever was wrong, it asked whether the instance ran."""
-    place = Place(storage)
+    place = DeploymentDir(storage)
     place.registry.publish(Address(ME, "127.0.0.1", 1, 1, 1))
     with pytest.raises(UserError, match=f"no checkpoint of {ME} within 0.1 s") as silent:
         checkpoint(storage, 0.1)
@@ -293,10 +295,10 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("spoilt", ["MANIFEST-*", "*.sst", "CURRENT"])
-def test_a_damaged_checkpoint_on_disk_is_named_and_stays_as_it_is(
+def test_damaged_checkpoint_is_named_and_left_unchanged(
     capsys: pytest.CaptureFixture[str], storage: Path, spoilt: str
 ) -> None:
-    directory = Place(storage).process(ME)
+    directory = DeploymentDir(storage).process(ME)
     db = Rdict(str(directory), Options(raw_mode=True))
     db.flush()  # into a file of its own
     db.close()
@@ -322,11 +324,9 @@ def test_a_damaged_checkpoint_on_disk_is_named_and_stays_as_it_is(
     }
 
 
-def test_a_checkpoint_whose_value_cannot_be_decoded_is_named(
-    capsys: pytest.CaptureFixture[str], storage: Path
-) -> None:
-    place = Place(storage)
-    key = key_columns(place.manifest(), "count").key_of(["car 7"])
+def test_undecodable_checkpoint_value_is_named(capsys: pytest.CaptureFixture[str], storage: Path) -> None:
+    place = DeploymentDir(storage)
+    key = key_codec(place.manifest(), "count").key_of(["car 7"])
     db = Rdict(str(place.process(ME)), Options(raw_mode=True))
     db.put(encode_key(("state", slot_of(key, SLOTS), key, 1)), b"\xc1")
     db.close()

@@ -1,22 +1,28 @@
-"""What was written is found again, in order, and batches are all or nothing."""
+"""The store returns what was written, in order, and batches are atomic."""
 
 from __future__ import annotations
 
 import itertools
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rocksdict import Options, Rdict
 
-from small import FullDisk
-from tiercel.core.effects import Write
-from tiercel.core.records import Entry, KeyImage, Route, Tick
-from tiercel.runtime.store import Store
-from tiercel.runtime.tables import decode_key, encode_key
+from deployment_in_process import FullDisk
+from tiercel.core.machine.effects import Write
+from tiercel.core.model.keys import StateImage
+from tiercel.core.model.log import Entry, Tick
+from tiercel.core.model.routing import Route
+from tiercel.runtime.storage.codec import decode_key, encode_key
+from tiercel.runtime.storage.open import open_to_read
+from tiercel.runtime.storage.store import Store
 
 ELEMENTS = {
     "int": st.integers(-(1 << 62), 1 << 62),
@@ -32,7 +38,7 @@ def keys_of_one_shape(draw: st.DrawFn) -> list[tuple[object, ...]]:
 
 
 @given(keys_of_one_shape())
-def test_keys_come_back_and_keep_their_order(keys: list[tuple[object, ...]]) -> None:
+def test_encoded_keys_decode_and_keep_their_order(keys: list[tuple[object, ...]]) -> None:
     assert [decode_key(encode_key(key)) for key in keys] == keys
     for a, b in itertools.pairwise(sorted(keys, key=encode_key)):
         assert [str(x).encode() if isinstance(x, str) else x for x in a] <= [  # text orders by its bytes
@@ -41,31 +47,33 @@ def test_keys_come_back_and_keep_their_order(keys: list[tuple[object, ...]]) -> 
 
 
 @pytest.mark.parametrize("others", [{}, {("stream_head", "s"): 4}], ids=["last", "in between"])
-def test_where_no_key_has_timers_only_names_are_read(
+def test_only_names_are_read_where_no_key_has_timers(
     tmp_path: Path, others: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = {**others, ("head", "avg"): (3, 4, -1)}
-    states = {("state", n % 3, b"k%d" % n, 1): KeyImage(b"k", 1, 5, {"v": ["value", [n]]}) for n in range(9)}
+    states = {
+        ("state", n % 3, b"k%d" % n, 1): StateImage(b"k", 1, 5, {"v": ["value", [n]]}) for n in range(9)
+    }
     store = Store(tmp_path / "s", "os")
     store.add(Write(1, {**others, **states}))
     store.commit()
     every = store.items(values=False)
     assert every.keys() == {*others, *states}
-    monkeypatch.setattr("tiercel.runtime.store.timers_in", None)
+    monkeypatch.setattr("tiercel.runtime.storage.store.timers_in", None)
     assert store.items(values=False, timers=False) == every
     store.close()
 
 
-def test_a_new_life_finds_what_the_last_one_wrote(tmp_path: Path) -> None:
+def test_next_incarnation_finds_what_the_last_one_wrote(tmp_path: Path) -> None:
     store = Store(tmp_path / "s", "os")
-    assert store.life == 1
-    image = KeyImage(b"\x00k", 1, 5, {"v": ["value", [1, 2.0]]}, (3,))
+    assert store.incarnation == 1
+    image = StateImage(b"\x00k", 1, 5, {"v": ["value", [1, 2.0]]}, (3,))
     store.add(Write(1, {("head", "avg"): (3, 4, -1), ("state", 9, b"\x00k", 1): image, ("trimmed", "x"): 1}))
     store.add(Write(2, {("route", "avg", 7): Route("avg@a#1", 2)}, (("trimmed", "x"),)))
     assert store.commit() == 2
     store.close()
     store = Store(tmp_path / "s", "os")
-    assert store.life == 2
+    assert store.incarnation == 2
     assert store.items() == {
         ("head", "avg"): (3, 4, -1),
         ("state", 9, b"\x00k", 1): image,
@@ -77,7 +85,7 @@ def test_a_new_life_finds_what_the_last_one_wrote(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("after", "limit", "expected"), [(0, 10, [1, 2, 300]), (1, 1, [2]), (2, 9, [300]), (300, 9, [])]
 )
-def test_a_log_is_read_in_order_from_anywhere(
+def test_log_is_read_in_order_from_any_offset(
     tmp_path: Path, after: int, limit: int, expected: list[int]
 ) -> None:
     store = Store(tmp_path / "s", "disk")
@@ -94,10 +102,10 @@ def test_a_log_is_read_in_order_from_anywhere(
     store.close()
 
 
-def test_a_batch_that_could_not_be_written_is_gone_for_the_backup_too(tmp_path: Path) -> None:
+def test_failed_batch_is_not_given_to_the_backup(tmp_path: Path) -> None:
     store = Store(tmp_path / "s", "os")
     taken: list[int] = []
-    store.hand_over_to(lambda batch, seq, pairs: taken.append(seq))
+    store.add_commit_listener(lambda batch, seq, pairs: taken.append(seq))
     store.add(Write(1, {("count", "a"): 1}))
     store.commit()
     store._db = cast("Any", FullDisk(store._db))
@@ -110,7 +118,7 @@ def test_a_batch_that_could_not_be_written_is_gone_for_the_backup_too(tmp_path: 
     store.close()
 
 
-def test_behind_a_batch_that_could_not_be_written_nothing_is_though_there_is_room_again(
+def test_nothing_is_written_after_a_failed_batch_even_if_there_is_room_again(
     tmp_path: Path,
 ) -> None:
     """Found by chaos: a pause came back after its end, because the batch that ended it was missing."""
@@ -135,8 +143,8 @@ def test_behind_a_batch_that_could_not_be_written_nothing_is_though_there_is_roo
 TIDIED_UP = """
 import sys, time
 from pathlib import Path
-from tiercel.core.effects import Write
-from tiercel.runtime.store import Store
+from tiercel.core.machine.effects import Write
+from tiercel.runtime.storage.store import Store
 store = Store(Path(sys.argv[1]), "os", memory_bytes_max=1)  # with the smallest buffers
 value = b"x" * 1_000_000
 for seq in range(1, 60):
@@ -155,9 +163,51 @@ store.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-def test_the_thread_that_tidies_up_gives_way_to_those_that_work(tmp_path: Path) -> None:
+def test_compaction_runs_with_low_priority(tmp_path: Path) -> None:
     """In a process of its own: the threads are those of all stores of a process."""
     done = subprocess.run(
         [sys.executable, "-c", TIDIED_UP, str(tmp_path / "s")], capture_output=True, text=True, check=True
     )
     assert {"rocksdb:low 19", "rocksdb:high 0"} <= set(done.stdout.splitlines())
+
+
+def test_reader_beside_a_writer_sees_no_gaps(tmp_path: Path) -> None:
+    directory = tmp_path / "db"
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(64 * 1024)
+    db = Rdict(str(directory), options)
+    stop = threading.Event()
+    done = [0]
+
+    def write() -> None:
+        n = 0
+        while not stop.is_set() and n < 200_000:
+            n += 1
+            db.put(b"k%09d" % n, b"v" * 200)
+            done[0] = n
+            if n % 300 == 0:
+                time.sleep(0.01)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    holes, looks, failures = [], 0, []
+    until_s = time.monotonic() + 5
+    while time.monotonic() < until_s and not holes and writer.is_alive():
+        before = done[0]
+        try:
+            view = open_to_read(directory)
+        except Exception as error:
+            failures.append(str(error)[:150])
+            continue
+        looks += 1
+        keys = list(view.keys())
+        found, last = len(keys), max(keys, default=b"k0")
+        view.close()
+        if found != int(last[1:]) or found < before:
+            holes.append((found, last, before))
+    stop.set()
+    writer.join()
+    db.close()
+    assert looks, failures
+    assert not holes, holes

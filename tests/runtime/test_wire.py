@@ -1,4 +1,4 @@
-"""Every message survives the wire, and what is no frame is refused by name."""
+"""Every message survives the wire, and invalid frames are refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from tiercel.core import messages as m
-from tiercel.core.records import Control, Entry, Output, StreamEntry
-from tiercel.runtime import wire
-from tiercel.runtime.wire import (
+from tiercel.core.model.log import Control, Entry, Output, StreamEntry
+from tiercel.runtime.net import wire
+from tiercel.runtime.net.wire import (
     FRAME_BYTES_MAX,
     MESSAGES,
     Frames,
@@ -76,21 +76,21 @@ def test_the_samples_hold_every_message_control_record_and_notice() -> None:
     assert len(MESSAGES) > 40
     controls = {type(e.control) for s in SAMPLES if isinstance(s, m.Dispatch) for e in s.entries}
     assert controls == {type(None), *get_args(Control)}
-    notices = {type(s.notice) for s in SAMPLES if isinstance(s, m.LaneFrame)}
+    notices = {type(s.notice) for s in SAMPLES if isinstance(s, m.SiteFrame)}
     assert notices == {type(None), *get_args(m.AnyNotice)}
 
 
-def test_an_output_keeps_its_bytes_and_its_order() -> None:
+def test_outputs_keep_their_bytes_and_order() -> None:
     message = m.Publish("s", [StreamEntry(1, [OUTPUT, OUTPUT])])
     assert through_the_wire(message) == [message]
 
 
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda s: type(s).__name__)
-def test_a_message_comes_out_as_it_went_in(message: m.Message) -> None:
+def test_message_encodes_and_decodes_unchanged(message: m.Message) -> None:
     assert through_the_wire(message) == [message]
 
 
-def test_frames_may_be_torn_and_glued_anywhere() -> None:
+def test_frames_decode_however_the_stream_is_split() -> None:
     assert through_the_wire(*SAMPLES, cut=3) == SAMPLES
 
 
@@ -103,14 +103,14 @@ def test_a_tuple_inside_a_payload_becomes_a_list_and_nothing_else_changes() -> N
 @pytest.mark.parametrize(
     "body", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Nope", encode_frame(m.Hello("p"))[4:-1]]
 )
-def test_what_is_no_message_is_refused_by_name(body: bytes) -> None:
+def test_invalid_bytes_are_refused_as_malformed_frame(body: bytes) -> None:
     frames = Frames(FRAME_BYTES_MAX)
     frames.feed(pack(body))
     with pytest.raises(MalformedFrame, match="are no message"):
         frames.messages()
 
 
-def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
+def test_frame_above_the_limit_is_refused_before_it_is_read() -> None:
     frames = Frames(512)
     frames.feed((513).to_bytes(4))
     with pytest.raises(MalformedFrame, match="513 bytes was announced; the limit here is 512"):
@@ -128,21 +128,21 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
         (m.Publish("s", []), m.Publish("t", []), None),
         (m.Confirmed(1, 1, 5, 9), m.Confirmed(1, 2, 4, 3), m.Confirmed(1, 2, 5, 3)),
         (m.Confirmed(1, 1, 5), m.Confirmed(2, 2, 4), None),
-        (m.ProducerMark("p", 1), m.ProducerMark("p", 2), m.ProducerMark("p", 2)),
-        (m.ProducerMark("p", 1), m.ProducerMark("q", 2), None),
-        (m.ProducerMark("p", 1, "x"), m.ProducerMark("p", 2), m.ProducerMark("p", 2, "x")),
-        (m.ProducerMark("p", 1), m.ProducerMark("p", 2, "x"), m.ProducerMark("p", 2, "x")),
-        (m.ProducerMark("p", 1, "x"), m.ProducerMark("p", 2, "y"), None),
+        (m.ProducerAck("p", 1), m.ProducerAck("p", 2), m.ProducerAck("p", 2)),
+        (m.ProducerAck("p", 1), m.ProducerAck("q", 2), None),
+        (m.ProducerAck("p", 1, "x"), m.ProducerAck("p", 2), m.ProducerAck("p", 2, "x")),
+        (m.ProducerAck("p", 1), m.ProducerAck("p", 2, "x"), m.ProducerAck("p", 2, "x")),
+        (m.ProducerAck("p", 1, "x"), m.ProducerAck("p", 2, "y"), None),
         (m.Consumed("s", 7), m.Consumed("s", 9), m.Consumed("s", 9)),
         (m.Consumed("s", 7), m.Consumed("t", 9), None),
         (m.Dispatch([]), m.Confirmed(1, 1, 1), None),
     ],
 )
-def test_two_messages_leave_as_one_only_if_that_means_the_same(earlier: Any, later: Any, both: Any) -> None:
+def test_messages_are_merged_only_if_equivalent(earlier: Any, later: Any, both: Any) -> None:
     assert merged(earlier, later) == both
 
 
-def test_entries_that_are_too_much_for_one_frame_leave_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_too_large_for_one_frame_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that catches up on large rows must not end its router."""
     monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 2_000)
     entries = [StreamEntry(n, [Output(n, b"k", 1, 0, (b"k", 0, "x" * 300))]) for n in range(1, 21)]

@@ -1,4 +1,4 @@
-"""What tests of the Spark side share: a session in each process, helpers that workers can import."""
+"""Shared by all tests of the Spark side: one session per process, and helpers that workers can import."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import tiercel
-from tiercel.bench.averages import INPUT_SCHEMA, OUTPUT_SCHEMA, RunningAverage
-from tiercel.bench.steady import OPERATOR, Traffic, declare
-from tiercel.spark.live import Live
-from tiercel.spark.status import ProcessStatus
+from tiercel.bench.operators import INPUT_SCHEMA, OUTPUT_SCHEMA, NumberedAverage
+from tiercel.chaos.steady_traffic import OPERATOR, Traffic, declare
+from tiercel.spark.api.deployment import Live
+from tiercel.spark.api.status import ProcessStatus
 
 FIRST = f"{OPERATOR}@cloud#1"
 
@@ -28,7 +28,9 @@ def process(live: Live, name: str) -> ProcessStatus:
 
 
 def until_reborn(live: Live, before: ProcessStatus) -> None:
-    while (found := live.place.registry.find(before.name)) is None or found.life == before.life:
+    while (
+        found := live.deployment.registry.find(before.name)
+    ) is None or found.incarnation == before.incarnation:
         assert not live.failures, live.failures
         time.sleep(0.05)
 
@@ -46,7 +48,7 @@ def everything(spark: SparkSession, storage: Path) -> None:
         assert process(live, FIRST).attempt == 1  # Spark itself has started it again
         traffic.go_on()
         before = process(live, "cloud")
-        live.backend.cancel(live._hosting.tag("cloud"))
+        live.cancel("cloud")
         until_reborn(live, before)
         assert process(live, "cloud").submissions == 2
         traffic.go_on()
@@ -64,7 +66,7 @@ def everything(spark: SparkSession, storage: Path) -> None:
     rows_of_four.write.parquet(str(files))
     fed = spark.readStream.schema(INPUT_SCHEMA).parquet(str(files))
     outputs = tiercel.transform_with_state(
-        fed.groupBy("sensor"), RunningAverage(), OUTPUT_SCHEMA, "update", "none", storage=storage / "b"
+        fed.groupBy("sensor"), NumberedAverage(), OUTPUT_SCHEMA, "update", "none", storage=storage / "b"
     )
     query = outputs.writeStream.format("memory").queryName("dropped").start()
     while spark.table("dropped").count() < 40:
@@ -87,7 +89,7 @@ def take_over(spark: SparkSession, storage: Path) -> None:
     with tiercel.start(spark, ["cloud"], storage) as live:
         traffic = Traffic(*declare(live), begin=rounds)
         traffic.go_on()
-        assert {found.life for found in live.status().processes} == {2}
+        assert {found.incarnation for found in live.status().processes} == {2}
         print(traffic.finish())
 
 

@@ -20,14 +20,14 @@ from pathlib import Path
 import pyarrow
 
 import tiercel
-from tiercel.bench.outages import spark_home
-from tiercel.bench.processes import check_ours, executor_of
-from tiercel.bench.steady import Traffic, declare
+from tiercel.chaos.outages import spark_home
+from tiercel.chaos.processes import check_ours, executor_of
+from tiercel.chaos.steady_traffic import Traffic, declare
 from tiercel.core.settings import Settings
-from tiercel.runtime.replicated import has_copy
-from tiercel.spark.backend import backend_of
-from tiercel.spark.live import Live
-from tiercel.spark.spare import EXECUTORS_MIN, warm_one_of_several
+from tiercel.runtime.recovery.recover import has_replica_copy
+from tiercel.spark.api.deployment import Live
+from tiercel.spark.cluster.backend import backend_of
+from tiercel.spark.cluster.warm_workers import EXECUTORS_MIN, warm_one_of_several
 
 SLOTS = 6  # per executor
 CONFIG = {"spark.decommission.enabled": "false"}  # what is killed is not replaced under another name
@@ -41,18 +41,22 @@ def lose(live: Live, name: str, disks: Path) -> list[str]:
     os.kill(executor_of(check_ours(everyone[name].pid, [os.getpid()]), [os.getpid()]), signal.SIGKILL)
     shutil.rmtree(disks / executor, ignore_errors=True)
     for before in lost:
-        while (found := live.place.registry.find(before.name)) is None or found.life <= before.life:
+        while (
+            found := live.deployment.registry.find(before.name)
+        ) is None or found.incarnation <= before.incarnation:
             assert live.failures == {}, live.failures
             time.sleep(0.05)
     holders = [found.name for found in everyone.values() if found.kind != "replica"]
-    while not all(has_copy(live.place, name) for name in holders):  # a second loss now would be one too many
+    while not all(
+        has_replica_copy(live.deployment, name) for name in holders
+    ):  # a second loss now would be one too many
         assert live.failures == {}, live.failures
         time.sleep(0.1)
     return [found.name for found in lost]
 
 
 def daemons(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Whose workers do the tasks of spare.py: there is a daemon on each executor."""
+    """Executors whose Python workers run the tasks of warm_workers.py: each has a daemon."""
     for _ in warm_one_of_several(batches):
         yield pyarrow.RecordBatch.from_pydict({"id": [os.getppid()]})
 
@@ -69,7 +73,7 @@ def main(directory: Path, site: str) -> None:
             directory / "storage",
             durability="replica",
             local=str(disks / "{executor}"),
-            copies_at={site: "cloud"},
+            replicas_at={site: "cloud"},
             settings=settings,
         ) as live:
             traffic = Traffic(*declare(live, instances={site: 2}))

@@ -22,10 +22,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 import tiercel
-from tiercel.core.topology import site_of
-from tiercel.spark.folds import Fold
-from tiercel.spark.moves import Moving
-from tiercel.spark.streams import LiveStream
+from tiercel.core.model.topology import site_of
+from tiercel.spark.api.moves import MoveHandle
+from tiercel.spark.api.streams import LiveStream
+from tiercel.spark.operators.folds import Fold
 
 HANG_S = 180.0  # longer than anything takes: a test that hangs ends with what is missing
 
@@ -135,7 +135,7 @@ def kill(live: tiercel.Live, process: str) -> int:
     """Kill -9 of the Python worker that hosts it; returns its life while Spark is starting it again."""
     [found] = [p for p in live.status().processes if p.name == process]
     os.kill(found.pid, signal.SIGKILL)
-    return found.life
+    return found.incarnation
 
 
 class Troubled:
@@ -144,7 +144,7 @@ class Troubled:
     def __init__(self, live: tiercel.Live, case: Case, kills: Sequence[str]) -> None:
         self.live, self.case = live, case
         self.kills = list(kills)
-        self.lives: dict[str, int] = {}  # of those that were killed, the life that ended
+        self.incarnations: dict[str, int] = {}  # of those that were killed, the life that ended
         self.moves: list[str] = []  # where keys really went
 
     @contextlib.contextmanager
@@ -168,9 +168,9 @@ class Troubled:
                 yield
 
     def _kill(self, process: str) -> None:
-        self.lives[process] = kill(self.live, process)
+        self.incarnations[process] = kill(self.live, process)
 
-    def _has_moved(self, moving: Moving, keys: Sequence[str], to: str) -> None:
+    def _has_moved(self, moving: MoveHandle, keys: Sequence[str], to: str) -> None:
         reports = moving.wait(HANG_S)
         assert sum(report.keys for report in reports) > 0, reports
         assert {site_of(owner) for owner in self.live.owners("op", keys).values()} == {to}
@@ -179,13 +179,15 @@ class Troubled:
     def check(self) -> None:
         """All of it was done, and who was killed came back."""
         assert self.moves == ["edge", "cloud"]
-        assert list(self.lives) == self.kills
-        for process, life in self.lives.items():
+        assert list(self.incarnations) == self.kills
+        for process, incarnation in self.incarnations.items():
             until(
-                lambda process=process, life=life: any(
-                    p.life > life for p in self.live.status().processes if p.name == process
+                lambda process=process, incarnation=incarnation: any(
+                    p.incarnation > incarnation for p in self.live.status().processes if p.name == process
                 ),
-                lambda process=process, life=life: f"{process} did not come back after its life {life}",
+                lambda process=process, incarnation=incarnation: (
+                    f"{process} did not come back after its life {incarnation}"
+                ),
             )
 
 

@@ -33,7 +33,7 @@ from oracle_processors import (
 )
 from pyspark.sql.streaming import StatefulProcessor
 
-from tiercel.spark.folds import Fold
+from tiercel.spark.operators.folds import Fold
 
 EXAMPLES = 110  # some have no row at all
 EXAMPLES_LEAST = 100  # that have one
@@ -118,9 +118,9 @@ def plain(name: str, processor: StatefulProcessor, *ops: str) -> Case:
 
 def expiring() -> Case:
     ops = [
-        f"{op} {life}"
+        f"{op} {incarnation}"
         for op in ("value", "append", "put", "map", "remove", "clear")
-        for life in ("short", "long")
+        for incarnation in ("short", "long")
     ]
     case = plain("expiring", Expiring(), "look", *ops)
     case.time_mode, case.apart_s = "processingTime", 2 * SHORT_MS / 1000

@@ -160,26 +160,28 @@ class Expiring(Told):
     """State of every kind with a time to live: one that always ends between batches, one that never does."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        lives = {"short": SHORT_MS, "long": HOUR_MS}
-        self.values = {n: handle.getValueState(f"{n}-value", "n long", ms) for n, ms in lives.items()}
-        self.lists = {n: handle.getListState(f"{n}-list", "n long", ms) for n, ms in lives.items()}
-        self.maps = {n: handle.getMapState(f"{n}-map", "t string", "n long", ms) for n, ms in lives.items()}
+        incarnations = {"short": SHORT_MS, "long": HOUR_MS}
+        self.values = {n: handle.getValueState(f"{n}-value", "n long", ms) for n, ms in incarnations.items()}
+        self.lists = {n: handle.getListState(f"{n}-list", "n long", ms) for n, ms in incarnations.items()}
+        self.maps = {
+            n: handle.getMapState(f"{n}-map", "t string", "n long", ms) for n, ms in incarnations.items()
+        }
 
     def carry_out(self, row: Any) -> Any:
-        op, _, life = row.op.partition(" ")
+        op, _, incarnation = row.op.partition(" ")
         match op:
             case "value":
-                self.values[life].update((row.n,))
+                self.values[incarnation].update((row.n,))
             case "append":
-                self.lists[life].appendValue((row.n,))
+                self.lists[incarnation].appendValue((row.n,))
             case "put":
-                self.lists[life].put([(row.n,), (row.n + 1,)])
+                self.lists[incarnation].put([(row.n,), (row.n + 1,)])
             case "map":
-                self.maps[life].updateValue((row.text,), (row.n,))
+                self.maps[incarnation].updateValue((row.text,), (row.n,))
             case "remove":
-                self.maps[life].removeKey((row.text,))
+                self.maps[incarnation].removeKey((row.text,))
             case "clear":
-                self.values[life].clear()
+                self.values[incarnation].clear()
         return [
             (
                 self.values[n].exists(),

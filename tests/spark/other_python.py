@@ -1,4 +1,4 @@
-"""A program whose Spark workers run another Python than its own: for test_probing.py.
+"""A program whose Spark workers run another Python than its own: for test_preflight.py.
 
 python other_python.py DIRECTORY PYTHON ...        starts a deployment with each, and prints what it is told
 """
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import tiercel
-from tiercel.bench.steady import declare
+from tiercel.chaos.steady_traffic import declare
 
 
 def main(directory: Path, *pythons: str) -> None:

@@ -15,22 +15,24 @@ import time
 from pathlib import Path
 
 import tiercel
-from tiercel.bench.outages import spark_home
-from tiercel.bench.steady import Traffic, declare
-from tiercel.runtime import addresses, host, replicated
-from tiercel.runtime.host import Host
-from tiercel.runtime.place import Place
-from tiercel.spark import companions
-from tiercel.spark.backend import Backend
-from tiercel.spark.border import OperatorPlan
-from tiercel.spark.hosting import Build, build_host, executor_here
-from tiercel.spark.live import Live
+from tiercel.chaos.outages import spark_home
+from tiercel.chaos.steady_traffic import Traffic, declare
+from tiercel.runtime.deployment import DeploymentDir
+from tiercel.runtime.net import addresses
+from tiercel.runtime.process import host
+from tiercel.runtime.process.host import Host
+from tiercel.runtime.storage import replicated
+from tiercel.spark.api.deployment import Live
+from tiercel.spark.cluster import replica_placement as companions
+from tiercel.spark.cluster.backend import Backend
+from tiercel.spark.cluster.task import Build, build_host, executor_here
+from tiercel.spark.operators.plans import OperatorPlan
 
 SLOTS = 5  # per executor
 PARTED_S_MAX = 60.0  # where Spark starts a task is chance: at the start it may be in vain
 
 
-def machine_of_ours(place: Place, machines: str) -> str:
+def machine_of_ours(place: DeploymentDir, machines: str) -> str:
     """Each executor takes the next seat that is free, and keeps it."""
     executor = executor_here()
     for seat, machine in enumerate(machines):
@@ -50,7 +52,7 @@ def machine_of_ours(place: Place, machines: str) -> str:
 def on_machines(machines: str) -> Build:
     """Processes that say that they are on the machine of their executor."""
 
-    def build(place: Place, name: str, plan: OperatorPlan | None) -> Host:
+    def build(place: DeploymentDir, name: str, plan: OperatorPlan | None) -> Host:
         machine = machine_of_ours(place, machines)
         for module in (addresses, host, replicated):
             module.machine_here = lambda: machine  # type: ignore[attr-defined]
@@ -61,7 +63,7 @@ def on_machines(machines: str) -> Build:
 
 def facts(live: Live) -> dict[str, object]:
     """Where the replicas are, and who has its copy on another machine than its own."""
-    registry = live.place.registry
+    registry = live.deployment.registry
     where = {
         name: (found.executor, found.machine) for name in registry.names() if (found := registry.find(name))
     }
@@ -90,7 +92,7 @@ def main(directory: Path, machines: str) -> None:
             traffic = Traffic(*declare(live, instances={"cloud": 2}))
             traffic.go_on()
             give_up = time.monotonic() + PARTED_S_MAX
-            while live.status().single or (crowded(live, machines) and time.monotonic() < give_up):
+            while live.status().unreplicated or (crowded(live, machines) and time.monotonic() < give_up):
                 time.sleep(0.1)
             traffic.go_on()
             report = facts(live)

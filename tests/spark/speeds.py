@@ -1,4 +1,4 @@
-"""Records of a demonstration, made by hand: what its cars have sent, and what must come out."""
+"""Hand-made records of a demonstration: the input of its cars, and the expected output."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tiercel.bench.traffic import car_name, kmh, write_file
-from tiercel.spark.speed import LIMIT_KMH
+from tiercel.demo.speed_monitor import LIMIT_KMH
+from tiercel.demo.traffic import car_name, kmh, write_file
 
 CARS, SEQS = (0, 1, 10), 8
 COLUMNS = ("car", "seq", "n", "mean", "alert", "due_ns")

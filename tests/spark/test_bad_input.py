@@ -1,4 +1,4 @@
-"""Whatever users get wrong: a clear error, and what runs beside it goes on, each row once and in order."""
+"""Bad input of users: a clear error, while a neighbour deployment outputs each row once in order."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from pyspark.sql.types import CalendarIntervalType, StructType
 import tiercel
 from certificates import make_authority, needs_openssl, run
 from tiercel import UserError
-from tiercel.bench.averages import INPUT, OUTPUT_SCHEMA, RunningAverage
-from tiercel.bench.outages import check_ours
-from tiercel.bench.steady import OPERATOR, Traffic, declare
-from tiercel.runtime.wire import FRAME_BYTES_MAX
-from tiercel.spark.graph import Listening
-from tiercel.spark.live import Live
+from tiercel.bench.operators import INPUT, OUTPUT_SCHEMA, NumberedAverage
+from tiercel.chaos.outages import check_ours
+from tiercel.chaos.steady_traffic import OPERATOR, Traffic, declare
+from tiercel.runtime.config import Listening
+from tiercel.runtime.net.wire import FRAME_BYTES_MAX
+from tiercel.spark.api.deployment import Live
 
 ROWS = "car string, seq long"
 
 
-class Beside:
+class Neighbour:
     """The deployment that everything here must leave alone."""
 
     def __init__(self, live: Live, traffic: Traffic, streams: tuple[Any, Any]) -> None:
@@ -44,16 +44,18 @@ class Beside:
 
 
 @pytest.fixture(scope="module")
-def beside(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
-    storage = tmp_path_factory.mktemp("beside") / "storage"
+def neighbour(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbour]:
+    storage = tmp_path_factory.mktemp("neighbour") / "storage"
     with tiercel.start(spark, ["cloud", "edge"], storage) as live:
         streams = declare(live, instances={"cloud": 1, "edge": 1})
         traffic = Traffic(*streams)
-        lives = {found.name: found.life for found in live.status().processes}
-        yield Beside(live, traffic, streams)
+        incarnations = {found.name: found.incarnation for found in live.status().processes}
+        yield Neighbour(live, traffic, streams)
         traffic.go_on()
         traffic.finish()
-        assert {found.name: found.life for found in live.status().processes} == lives  # nothing was restarted
+        assert {
+            found.name: found.incarnation for found in live.status().processes
+        } == incarnations  # nothing was restarted
         assert live.status().moves == {}
 
 
@@ -97,49 +99,49 @@ class Count(StatefulProcessor):
 
 
 @pytest.fixture(scope="module")
-def unborn(spark: SparkSession, beside: Beside) -> Live:
+def fresh(spark: SparkSession, neighbour: Neighbour) -> Live:
     """One that is only declared: nothing runs, and there is nothing to end."""
     return tiercel.start(spark, ["cloud", "edge"])
 
 
-def test_schemas_that_are_none_are_refused(unborn: Live) -> None:
-    says(lambda: unborn.stream("a", "car strin, seq long", key="car"), "'a'", "strin")
-    says(lambda: unborn.stream("a", "car string, , seq", key="car"), "'a'", "expected")
-    says(lambda: unborn.stream("a", 7, key="car"), "7", "StructType")  # type: ignore[arg-type]
-    says(lambda: unborn.stream("a", "int", key="car"), "expected")
-    says(lambda: unborn.stream("a", "", key="car"), "expected")
+def test_invalid_schemas_are_refused(fresh: Live) -> None:
+    says(lambda: fresh.stream("a", "car strin, seq long", key="car"), "'a'", "strin")
+    says(lambda: fresh.stream("a", "car string, , seq", key="car"), "'a'", "expected")
+    says(lambda: fresh.stream("a", 7, key="car"), "7", "StructType")  # type: ignore[arg-type]
+    says(lambda: fresh.stream("a", "int", key="car"), "expected")
+    says(lambda: fresh.stream("a", "", key="car"), "expected")
     interval = StructType().add("car", "string").add("gap", CalendarIntervalType())
-    says(lambda: unborn.stream("a", interval, key="car"), "gap", "interval")
-    says(lambda: unborn.stream("a", "car string, v variant", key="car"), "v", "variant")
-    cars = unborn.stream("schemas", ROWS, key="car")
+    says(lambda: fresh.stream("a", interval, key="car"), "gap", "interval")
+    says(lambda: fresh.stream("a", "car string, v variant", key="car"), "v", "variant")
+    cars = fresh.stream("schemas", ROWS, key="car")
     says(lambda: cars.transform_with_state(Count(), "car strin"), "strin")
     says(lambda: cars.map(lambda row: row, "car strin"), "strin")
 
 
-def test_keys_that_are_none_are_refused(unborn: Live) -> None:
-    says(lambda: unborn.stream("b", ROWS, key="bus"), "'bus'", "car, seq")
-    says(lambda: unborn.stream("b", ROWS, key=()), "'b'", "key='column'")
-    says(lambda: unborn.stream("b", ROWS, key=None), "'b'", "key='column'")  # type: ignore[arg-type]
-    says(lambda: unborn.stream("b", "car map<string,int>", key="car"), "car", "without maps")
-    says(lambda: unborn.stream("b", ROWS, key="car", event_time="seq"), "'seq'", "timestamp")
+def test_invalid_key_columns_are_refused(fresh: Live) -> None:
+    says(lambda: fresh.stream("b", ROWS, key="bus"), "'bus'", "car, seq")
+    says(lambda: fresh.stream("b", ROWS, key=()), "'b'", "key='column'")
+    says(lambda: fresh.stream("b", ROWS, key=None), "'b'", "key='column'")  # type: ignore[arg-type]
+    says(lambda: fresh.stream("b", "car map<string,int>", key="car"), "car", "without maps")
+    says(lambda: fresh.stream("b", ROWS, key="car", event_time="seq"), "'seq'", "timestamp")
     mentions(
-        lambda: unborn.stream("b", "at timestamp", key="at", event_time="at", delay=-1), "-1", "10 seconds"
+        lambda: fresh.stream("b", "at timestamp", key="at", event_time="at", delay=-1), "-1", "10 seconds"
     )
     mentions(
-        lambda: unborn.stream("b", "at timestamp", key="at", event_time="at", idle="soon"), "soon", "10 sec"
+        lambda: fresh.stream("b", "at timestamp", key="at", event_time="at", idle="soon"), "soon", "10 sec"
     )
     mentions(
-        lambda: unborn.stream("b", "at timestamp", key="at", event_time="at", idle=0), "idle = 0", "above 0"
+        lambda: fresh.stream("b", "at timestamp", key="at", event_time="at", idle=0), "idle = 0", "above 0"
     )
-    mentions(lambda: unborn.stream("b", "at timestamp", key="at", idle=3), "idle = 3", "event_time")
-    cars = unborn.stream("keys", ROWS, key="car")
+    mentions(lambda: fresh.stream("b", "at timestamp", key="at", idle=3), "idle = 3", "event_time")
+    cars = fresh.stream("keys", ROWS, key="car")
     says(lambda: cars.key_by("bus"), "'bus'", "car, seq")
-    mentions(lambda: unborn.stream("keys", ROWS, key="car"), "'keys'", "twice")
-    mentions(lambda: unborn.stream("a|b", ROWS, key="car"), "a|b", "without any of")
+    mentions(lambda: fresh.stream("keys", ROWS, key="car"), "'keys'", "twice")
+    mentions(lambda: fresh.stream("a|b", ROWS, key="car"), "a|b", "without any of")
 
 
-def test_processors_that_are_none_are_refused(unborn: Live) -> None:
-    cars = unborn.stream("processors", ROWS, key="car")
+def test_invalid_processors_are_refused(fresh: Live) -> None:
+    cars = fresh.stream("processors", ROWS, key="car")
 
     class Duck:
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
@@ -171,8 +173,8 @@ def test_processors_that_are_none_are_refused(unborn: Live) -> None:
     says(give(Count(), output_key="bus"), "'bus'", "car, n")
 
 
-def test_folds_that_cannot_run_are_refused(unborn: Live) -> None:
-    cars = unborn.stream("folds", ROWS, key="car")
+def test_invalid_folds_are_refused(fresh: Live) -> None:
+    cars = fresh.stream("folds", ROWS, key="car")
     lock = threading.Lock()
 
     def fold(step: Any = lambda n, row: (n, None), initial: Any = (0,), **options: Any) -> Callable[[], Any]:
@@ -195,8 +197,8 @@ def test_folds_that_cannot_run_are_refused(unborn: Live) -> None:
     )
 
 
-def test_numbers_and_sites_that_are_none_are_refused(spark: SparkSession, unborn: Live) -> None:
-    cars = unborn.stream("numbers", ROWS, key="car")
+def test_invalid_numbers_and_sites_are_refused(spark: SparkSession, fresh: Live) -> None:
+    cars = fresh.stream("numbers", ROWS, key="car")
 
     def give(**options: Any) -> Callable[[], Any]:
         return lambda: cars.transform_with_state(Count(), "car string, n long", name="numbered", **options)
@@ -211,19 +213,17 @@ def test_numbers_and_sites_that_are_none_are_refused(spark: SparkSession, unborn
     mentions(lambda: tiercel.start(spark, []), "site", '["cloud"]')
     mentions(lambda: tiercel.start(spark, {"edge": "cloud"}), "'cloud'", "'edge'")
     mentions(lambda: tiercel.start(spark, ["a@b"]), "a@b")
-    mentions(lambda: tiercel.start(spark, durability="paper"), "paper", "'disk'")  # type: ignore[arg-type]
+    mentions(lambda: tiercel.start(spark, durability="paper"), "paper", "os, disk, replica")  # type: ignore[arg-type]
     mentions(lambda: tiercel.start(spark, settings=tiercel.Settings(tick_ms=-1)), "tick_ms", "-1", "above 0")
     says(lambda: tiercel.start(spark, ["cloud"], ports={"mars": 1}), "'mars'", "cloud")
     mentions(lambda: tiercel.start(spark, ["cloud"], ports={"cloud": 70_000}), "70000", "65535")
     says(lambda: tiercel.start(spark, ["cloud"], advertise={"mars": "10.0.0.5"}), "'mars'", "cloud")
     mentions(lambda: tiercel.start(spark, ["cloud"], advertise={"cloud": "0.0.0.0"}), "'0.0.0.0'", "can dial")
-    mentions(unborn.deploy, "no operator", "transform_with_state")
+    mentions(fresh.deploy, "no operator", "transform_with_state")
 
 
 @needs_openssl
-def test_tls_files_that_cannot_be_used_are_refused(
-    spark: SparkSession, beside: Beside, tmp_path: Path
-) -> None:
+def test_unusable_tls_files_are_refused(spark: SparkSession, neighbour: Neighbour, tmp_path: Path) -> None:
     ours, others = (msgspec.structs.asdict(make_authority(tmp_path / name)) for name in ("ours", "others"))
     run("openssl ec -in ours/member.key -aes128 -passout pass:x -out locked.key", tmp_path)
     sign = "openssl x509 -req -in ours/member.csr -CA ours/authority.pem -CAkey ours/authority.key"
@@ -247,35 +247,35 @@ def test_tls_files_that_cannot_be_used_are_refused(
         says(give(**{name: str(tmp_path / "usage")}), "TLS cannot use", "usage", "PEM files", guide)
     says(give(key=others["key"]), "others/member.key", "KEY_VALUES_MISMATCH", "its key", guide)
     says(give(key=str(tmp_path / "locked.key")), "locked.key", "without a passphrase", guide)
-    says(give(authority=others["authority"]), "others/authority.pem", "would accept", "has signed", guide)
+    says(give(authority=others["authority"]), "others/authority.pem", "would not accept", "has signed", guide)
     says(give(certificate=str(tmp_path / "expired.pem")), "expired.pem", "has expired", "valid now", guide)
     says(give(certificate=str(tmp_path / "server.pem")), "server.pem", "purpose", "for clients and", guide)
     assert not (tmp_path / "storage").exists()
 
 
 @needs_openssl
-def test_tls_that_a_storage_remembers_is_checked_again_and_can_be_taken_away(
-    spark: SparkSession, beside: Beside, tmp_path: Path
+def test_stored_tls_files_are_checked_at_each_start_and_can_be_removed(
+    spark: SparkSession, neighbour: Neighbour, tmp_path: Path
 ) -> None:
     files = make_authority(tmp_path / "ours")
     storage = tmp_path / "storage"
     storage.mkdir()
     for name in ("instances.json", "secret"):
-        shutil.copy(beside.live.place.directory / name, storage)
-    before = msgspec.structs.replace(beside.live.place.manifest(), tls=files)
+        shutil.copy(neighbour.live.deployment.directory / name, storage)
+    before = msgspec.structs.replace(neighbour.live.deployment.manifest(), tls=files)
     (storage / "deployment.json").write_bytes(msgspec.json.encode(before))
     Path(files.key).unlink()
     live = tiercel.start(spark, ["cloud", "edge"], storage)
     declare(live, instances={"cloud": 1, "edge": 1})
     says(live.deploy, "key = ", "member.key", "No such file", "Encrypted connections")
-    assert live.place.manifest() == before
+    assert live.deployment.manifest() == before
     live.stop()
     without = Listening.of("127.0.0.1", None, None, False, {"cloud": None})
     assert without.applied("", before).tls is None
 
 
-def test_dataframes_that_do_not_fit_are_refused(spark: SparkSession, unborn: Live) -> None:
-    cars = unborn.stream("frames", ROWS, key="car")
+def test_dataframes_with_other_columns_are_refused(spark: SparkSession, fresh: Live) -> None:
+    cars = fresh.stream("frames", ROWS, key="car")
     rate = spark.readStream.format("rate").load()
     says(lambda: cars.feed(rate), "'frames'", "car, seq", "timestamp, value")
     says(lambda: cars.feed(rate.selectExpr("'a' car", "timestamp seq")), "seq is timestamp, not bigint")
@@ -288,8 +288,8 @@ def test_dataframes_that_do_not_fit_are_refused(spark: SparkSession, unborn: Liv
 # -- a deployment that runs -----------------------------------------------------------------------
 
 
-def test_rows_that_do_not_fit_are_refused_and_nothing_of_their_batch_is_sent(beside: Beside) -> None:
-    with beside.readings.producer("misfit") as producer:
+def test_batch_with_an_invalid_row_is_refused_as_a_whole(neighbour: Neighbour) -> None:
+    with neighbour.readings.producer("misfit") as producer:
         good = (10**6, 0, 0, 1.0)
         mentions(lambda: producer.send(good, ("x", 0, 0, 1.0)), "sensor", "'x'", "bigint")
         mentions(lambda: producer.send({"sensor": 1}), "n is missing", "sensor")
@@ -303,13 +303,13 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_of_their_batch_is_sent(bes
         assert producer.client.submitted == 0
 
 
-def test_names_that_are_not_known_are_refused(beside: Beside) -> None:
-    live, readings = beside.live, beside.readings
+def test_unknown_names_are_refused(neighbour: Neighbour) -> None:
+    live, readings = neighbour.live, neighbour.readings
     for refused in (
         lambda: readings.producer("elsewhere", site="mars"),
         lambda: live.move(OPERATOR, keys=[1], to="mars"),
         lambda: live.scale(OPERATOR, {"mars": 1}),
-        lambda: tiercel.Producer(live.place, INPUT, name="elsewhere", site="mars"),
+        lambda: tiercel.Producer(live.deployment, INPUT, name="elsewhere", site="mars"),
     ):
         says(refused, "'mars'", "cloud, edge")
     mentions(lambda: live.move("avrage", keys=[1], to="edge"), "'avrage'", OPERATOR)
@@ -319,23 +319,23 @@ def test_names_that_are_not_known_are_refused(beside: Beside) -> None:
     mentions(lambda: live.move(OPERATOR, source=f"{OPERATOR}@cloud#9", to="edge"), "#9", "owns none")
     mentions(lambda: live.move(OPERATOR, keys=[1], to="edge", strategy="magic"), "'magic'", "live")
     mentions(lambda: live.drain("average"), "'average'", f"{OPERATOR}@cloud#1")
-    mentions(lambda: tiercel.Producer(live.place, "nothing", name="x"), "'nothing'", INPUT)
-    mentions(lambda: tiercel.Subscriber(live.place, "nothing"), "'nothing'", f"{OPERATOR}.out")
-    mentions(lambda: tiercel.Producer(live.place, f"{OPERATOR}.out", name="x"), OPERATOR)
-    mentions(lambda: beside.averages.producer("x"), f"{OPERATOR}.out", "live.stream")
-    for of in (readings.filter(bool), readings.dead_letters, beside.averages.dead_letters):
+    mentions(lambda: tiercel.Producer(live.deployment, "nothing", name="x"), "'nothing'", INPUT)
+    mentions(lambda: tiercel.Subscriber(live.deployment, "nothing"), "'nothing'", f"{OPERATOR}.out")
+    mentions(lambda: tiercel.Producer(live.deployment, f"{OPERATOR}.out", name="x"), OPERATOR)
+    mentions(lambda: neighbour.averages.producer("x"), f"{OPERATOR}.out", "live.stream")
+    for of in (readings.filter(bool), readings.dead_letters, neighbour.averages.dead_letters):
         mentions(lambda of=of: of.dead_letters, of.name, "the output of an operator")  # type: ignore[misc]
     mentions(lambda: readings.dead_letters.producer("x"), f"{INPUT}/dead", "which a feed writes")
     mentions(
-        lambda: tiercel.Producer(live.place, f"{INPUT}/dead", name="x"), f"the feeds of '{INPUT}'", INPUT
+        lambda: tiercel.Producer(live.deployment, f"{INPUT}/dead", name="x"), f"the feeds of '{INPUT}'", INPUT
     )
     mentions(lambda: readings.producer("cloud"), "'cloud'", "name")
-    missing = live.place.directory / "nowhere"
+    missing = live.deployment.directory / "nowhere"
     says(lambda: tiercel.Producer(missing, INPUT, name="x"), str(missing), "storage")  # type: ignore[arg-type]
 
 
-def test_moves_that_make_no_sense_are_refused(beside: Beside) -> None:
-    live = beside.live
+def test_invalid_moves_are_refused(neighbour: Neighbour) -> None:
+    live = neighbour.live
 
     def move(**options: Any) -> Callable[[], Any]:
         return lambda: live.move(OPERATOR, to="edge", **options)
@@ -355,33 +355,33 @@ def test_moves_that_make_no_sense_are_refused(beside: Beside) -> None:
     mentions(lambda: live.scale(OPERATOR, {"cloud": 0}), "at least one")
     mentions(lambda: live.scale(OPERATOR, 3), "3", '{"cloud": 2}')  # type: ignore[arg-type]
     mentions(lambda: live.scale(OPERATOR, {"cloud": 1}, strategy="magic"), "'magic'", "live")
-    mentions(lambda: beside.averages.subscribe(after=-1), "-1")
+    mentions(lambda: neighbour.averages.subscribe(after=-1), "-1")
 
 
-def test_a_key_that_is_there_already_stays_and_no_move_is_made(beside: Beside) -> None:
+def test_move_of_a_key_to_its_owner_does_nothing(neighbour: Neighbour) -> None:
     """No error: who asks for what is so already has what they asked for."""
-    live = beside.live
+    live = neighbour.live
     owner = live.owners(OPERATOR, [1])[1]
     moving = live.move(OPERATOR, keys=[1], to=owner)
     assert moving.wait() == []
     assert str(moving) == moving.progress() == "nothing to move"
 
 
-def test_nothing_is_declared_once_it_runs(beside: Beside) -> None:
-    live, readings = beside.live, beside.readings
+def test_declaring_after_the_start_is_refused(neighbour: Neighbour) -> None:
+    live, readings = neighbour.live, neighbour.readings
     mentions(lambda: live.stream("late", ROWS, key="car"), "runs already", "start again")
     mentions(
-        lambda: readings.transform_with_state(RunningAverage(), OUTPUT_SCHEMA, name="late"), "runs already"
+        lambda: readings.transform_with_state(NumberedAverage(), OUTPUT_SCHEMA, name="late"), "runs already"
     )
     mentions(lambda: readings.filter(bool).subscribe(), "runs already")
 
 
-def test_too_few_slots_are_said_before_anything_starts(
-    spark: SparkSession, beside: Beside, tmp_path: Path
+def test_too_few_task_slots_are_refused_before_anything_starts(
+    spark: SparkSession, neighbour: Neighbour, tmp_path: Path
 ) -> None:
-    says(lambda: beside.live.scale(OPERATOR, {"cloud": 40}), "task slots", "tiercel.session(slots=")
+    says(lambda: neighbour.live.scale(OPERATOR, {"cloud": 40}), "task slots", "tiercel.session(slots=")
     with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
-        declare(live, instances={"cloud": 10})  # there would be room, but for the deployment beside it
+        declare(live, instances={"cloud": 10})  # there would be room, but for the other deployment
         says(
             live.deploy,
             "11 routers, replicas and instances",
@@ -398,19 +398,19 @@ def test_too_few_slots_are_said_before_anything_starts(
 # -- storage ----------------------------------------------------------------------------------------
 
 
-def test_storage_that_is_in_use_is_refused_here_and_in_another_process(
-    spark: SparkSession, beside: Beside
+def test_storage_in_use_is_refused_in_this_and_in_another_process(
+    spark: SparkSession, neighbour: Neighbour
 ) -> None:
-    storage = beside.live.place.directory
+    storage = neighbour.live.deployment.directory
     second = tiercel.start(spark, ["cloud", "edge"], storage)
     declare(second, instances={"cloud": 1, "edge": 1})
     says(second.deploy, str(storage), str(os.getpid()), "one driver at a time")
     second.stop()  # does not end the first
     program = (
-        "import sys; from tiercel.runtime.locking import StorageLock\n"
-        "from tiercel.runtime.place import Place\n"
+        "import sys; from tiercel.runtime.deployment import DriverLock\n"
+        "from tiercel.runtime.deployment import DeploymentDir\n"
         "from tiercel import UserError\n"
-        "try: StorageLock(Place(sys.argv[1]))\n"
+        "try: DriverLock(DeploymentDir(sys.argv[1]))\n"
         "except UserError as error: print(error)"
     )
     other = subprocess.run(
@@ -419,9 +419,7 @@ def test_storage_that_is_in_use_is_refused_here_and_in_another_process(
     assert f"in use by the driver with pid {os.getpid()}" in other.stdout
 
 
-def test_storage_that_cannot_be_written_is_refused(
-    spark: SparkSession, beside: Beside, tmp_path: Path
-) -> None:
+def test_unwritable_storage_is_refused(spark: SparkSession, neighbour: Neighbour, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("I was here first", encoding="ascii")
     for storage in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/tiercel")):
         live = tiercel.start(spark, ["cloud"], storage)
@@ -431,20 +429,20 @@ def test_storage_that_cannot_be_written_is_refused(
     assert (tmp_path / "file").read_text(encoding="ascii") == "I was here first"
 
 
-def test_storage_of_another_deployment_is_refused_and_left_as_it_is(
-    spark: SparkSession, beside: Beside, tmp_path: Path
+def test_storage_of_another_deployment_is_refused_and_unchanged(
+    spark: SparkSession, neighbour: Neighbour, tmp_path: Path
 ) -> None:
-    place = beside.live.place
+    deployment = neighbour.live.deployment
     storage = tmp_path / "copy"
     storage.mkdir()
     for name in ("deployment.json", "instances.json", "secret"):
-        shutil.copy(place.directory / name, storage)
+        shutil.copy(deployment.directory / name, storage)
     before = (storage / "deployment.json").read_bytes()
 
     def deploy(sites: list[str], schema: str, name: str = OPERATOR) -> Callable[[], Any]:
         live = tiercel.start(spark, sites, storage)
         rows = live.stream(INPUT, schema, key="sensor")
-        rows.transform_with_state(RunningAverage(), OUTPUT_SCHEMA, name=name, output_key=())
+        rows.transform_with_state(NumberedAverage(), OUTPUT_SCHEMA, name=name, output_key=())
         return live.deploy
 
     same = "sensor bigint, n bigint, due_ns bigint, value double"
@@ -463,9 +461,9 @@ def test_storage_of_another_deployment_is_refused_and_left_as_it_is(
 # -- strangers --------------------------------------------------------------------------------------
 
 
-def test_strangers_at_the_port_harm_nobody(beside: Beside) -> None:
+def test_unauthenticated_connections_do_no_harm(neighbour: Neighbour) -> None:
     for name in ("cloud", f"{OPERATOR}@cloud#1"):
-        address = beside.live.place.registry.find(name)
+        address = neighbour.live.deployment.registry.find(name)
         assert address is not None
         for said in (
             b"GET / HTTP/1.1\r\n\r\n",
@@ -478,21 +476,23 @@ def test_strangers_at_the_port_harm_nobody(beside: Beside) -> None:
                 stranger.sendall(said)
                 with pytest.raises((ConnectionError, StopIteration)):  # it hangs up
                     next(iter(lambda: stranger.recv(4096), b""))
-    beside.traffic.go_on()
+    neighbour.traffic.go_on()
 
 
-def test_who_has_another_secret_is_told_so(beside: Beside, tmp_path: Path) -> None:
+def test_client_with_another_secret_is_refused(neighbour: Neighbour, tmp_path: Path) -> None:
     storage = tmp_path / "copy"
     storage.mkdir()
-    shutil.copy(beside.live.place.directory / "deployment.json", storage)
-    shutil.copytree(beside.live.place.directory / "registry", storage / "registry")
+    shutil.copy(neighbour.live.deployment.directory / "deployment.json", storage)
+    shutil.copytree(neighbour.live.deployment.directory / "registry", storage / "registry")
     (storage / "secret").write_bytes(bytes(32))
     says(lambda: tiercel.Producer(str(storage), INPUT, name="spy"), "another secret", "not a copy")
     says(lambda: tiercel.Subscriber(str(storage), f"{OPERATOR}.out"), "another secret", "not a copy")
 
 
-def test_a_port_that_is_taken_is_named(spark: SparkSession, beside: Beside, tmp_path: Path) -> None:
-    address = beside.live.place.registry.find("cloud")
+def test_start_on_a_used_port_names_the_port(
+    spark: SparkSession, neighbour: Neighbour, tmp_path: Path
+) -> None:
+    address = neighbour.live.deployment.registry.find("cloud")
     assert address is not None
     live = tiercel.start(spark, ["cloud"], tmp_path / "storage", ports={"cloud": address.port})
     declare(live)
@@ -502,21 +502,19 @@ def test_a_port_that_is_taken_is_named(spark: SparkSession, beside: Beside, tmp_
     says(live.status, "stopped", "start it again")
 
 
-def test_a_fixed_port_is_where_the_router_listens_also_after_it_was_killed(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_router_listens_on_its_fixed_port_also_after_a_crash(spark: SparkSession, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tiercel.start(spark, ["cloud"], tmp_path / "storage", ports={"cloud": port}) as live:
         traffic = Traffic(*declare(live))
         traffic.go_on()
-        first = live.place.registry.find("cloud")
+        first = live.deployment.registry.find("cloud")
         assert first is not None
         os.kill(check_ours(first.pid, [os.getpid()]), signal.SIGKILL)
         traffic.go_on()
-        second = live.place.registry.find("cloud")
+        second = live.deployment.registry.find("cloud")
         assert second is not None
-        assert (first.port, second.port, second.life) == (port, port, 2)
+        assert (first.port, second.port, second.incarnation) == (port, port, 2)
         traffic.finish()
 
 
@@ -561,8 +559,8 @@ def read_all(stream: Any, count: int) -> list[Any]:
     return found
 
 
-def test_rows_that_user_code_refuses_are_dead_letters_and_the_others_go_on(
-    spark: SparkSession, beside: Beside, tmp_path: Path
+def test_rows_on_which_user_code_raises_become_dead_letters(
+    spark: SparkSession, neighbour: Neighbour, tmp_path: Path
 ) -> None:
     marks = tmp_path / "marks"
     with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
@@ -585,12 +583,12 @@ def test_rows_that_user_code_refuses_are_dead_letters_and_the_others_go_on(
             for reason in (
                 f"LookupError: no luck with {seq}",
                 "BadRow: column n: 'many' (str)\nexpected: bigint\n"
-                "hint: change what is yielded, or the output schema",
+                "hint: change the yielded rows, or the output schema",
                 f"BadRow: output ('a', {n}) (tuple)\nexpected: a Row with the columns: car, n\n"
                 "hint: yield Row(car=..., n=...)",
             )
         ]
-        assert {tuple(letter.row.key) for letter in letters} == {tuple(counts.columns.key_of(("a", 0)))}
+        assert {tuple(letter.row.key) for letter in letters} == {tuple(counts.codec.key_of(("a", 0)))}
         assert all(letter.row.offset >= 1 for letter in letters)
         rows = [msgspec.msgpack.decode(msgspec.msgpack.decode(letter.row.row)) for letter in letters]
         assert rows == [["a", seq] for seq in (3, 5, 7, 13, 15, 17)]
@@ -606,13 +604,13 @@ def without_letters(storage: Path) -> None:
     for streams in (manifest["streams"], manifest["topology"]["streams"]):
         assert streams.pop("cars/dead")
         for facts in streams.values():
-            facts.pop("letters_of", None)
+            facts.pop("dead_letters_of", None)
             facts.pop("letters", None)
     path.write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def test_rows_of_a_feed_that_do_not_fit_are_dead_letters_of_its_stream_also_on_older_storage(
-    spark: SparkSession, beside: Beside, tmp_path: Path
+def test_invalid_rows_of_a_feed_become_dead_letters_also_on_older_storage(
+    spark: SparkSession, neighbour: Neighbour, tmp_path: Path
 ) -> None:
     storage, schema = tmp_path / "storage", "car string not null, seq int"
     for older in (True, False):
@@ -652,7 +650,7 @@ def test_rows_of_a_feed_that_do_not_fit_are_dead_letters_of_its_stream_also_on_o
             assert [found.row.n for found in read_all(counts, good)] == list(range(1, good + 1))
         if older:
             without_letters(storage)
-    key = cars.columns.key_of(("b", 0))
+    key = cars.codec.key_of(("b", 0))
     expected = [
         ("column car: None (NoneType)\nexpected: string not null", None, 2, '{"car":null,"seq":3}'),
         (
@@ -667,8 +665,8 @@ def test_rows_of_a_feed_that_do_not_fit_are_dead_letters_of_its_stream_also_on_o
     assert len({found.id for found in letters}) == 2
 
 
-def test_an_init_that_fails_only_where_it_runs_is_told(
-    spark: SparkSession, beside: Beside, tmp_path: Path
+def test_init_that_fails_on_executors_is_reported(
+    spark: SparkSession, neighbour: Neighbour, tmp_path: Path
 ) -> None:
     class AtHome(Count):
         def __init__(self) -> None:
@@ -690,8 +688,8 @@ def test_an_init_that_fails_only_where_it_runs_is_told(
     )
 
 
-def test_an_operator_that_is_to_fail_ends_and_says_why_and_the_storage_can_be_used_with_mended_code(
-    spark: SparkSession, beside: Beside, tmp_path: Path
+def test_operator_with_on_error_fail_stops_with_the_reason_and_resumes_with_fixed_code(
+    spark: SparkSession, neighbour: Neighbour, tmp_path: Path
 ) -> None:
     with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
         cars = live.stream("cars", ROWS, key="car")
@@ -716,13 +714,13 @@ def test_an_operator_that_is_to_fail_ends_and_says_why_and_the_storage_can_be_us
 # -- the end ----------------------------------------------------------------------------------------
 
 
-def test_what_is_used_after_the_end_says_so(spark: SparkSession, beside: Beside, tmp_path: Path) -> None:
+def test_use_after_stop_is_refused(spark: SparkSession, neighbour: Neighbour, tmp_path: Path) -> None:
     with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
         cars = live.stream("cars", ROWS, key="car")
         counts = cars.transform_with_state(Count(), "car string, n long", name="count")
         producer, subscriber = cars.producer("p"), counts.subscribe()
         producer.send(("a", 1))  # and no flush: the end of the deployment waits for it
-    assert not live.place.registry.names()
+    assert not live.deployment.registry.names()
     for refused in (live.deploy, live.status, cars.dataframe, counts.subscribe, lambda: cars.producer("q")):
         says(refused, "stopped", "start it again")
     says(lambda: live.move("count", keys=["a"], to="cloud"), "stopped")

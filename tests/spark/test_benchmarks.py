@@ -1,4 +1,4 @@
-"""`tiercel bench` on real Spark, as small as it can be: what is planted is found."""
+"""`tiercel bench` on Spark, as small as possible: it detects planted faults."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from documented import EVERY_FILE, fields, named, section
-from tiercel.bench.load import PROBE_TICKS
-from tiercel.bench.recover_systems import VICTIM
+from tiercel.bench.loadgen.load import PROBE_TICKS
+from tiercel.bench.scenarios.recover_systems import VICTIM
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FACTS = ("bench", "rows", "commit", "at", "machine", "python", "settings", "seed", "cpu")
@@ -25,7 +25,16 @@ MOVED = 30  # one piece of a live move: all of its probes wait for the same dest
 
 def measured(out: Path, arguments: str) -> dict[str, Any]:
     """What a command has told on stdout and kept in `out`, which must be the same."""
-    command = [sys.executable, "-m", "tiercel.cli", "bench", *arguments.split(), "--json", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "tiercel",
+        "bench",
+        *arguments.split(),
+        "--json",
+        "--out",
+        str(out),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     ended = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=out.parent, env=environment
@@ -40,7 +49,7 @@ def measured(out: Path, arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_a_stop_that_is_planted_into_a_move_is_found(tmp_path: Path) -> None:
+def test_benchmark_detects_a_planted_pause_during_a_move(tmp_path: Path) -> None:
     out = tmp_path / "results"
     found = measured(
         out,
@@ -70,7 +79,7 @@ def test_a_stop_that_is_planted_into_a_move_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.long  # most of a minute in which nothing but waiting is done
-def test_the_death_of_a_worker_is_measured_from_kill_to_outputs(tmp_path: Path) -> None:
+def test_recover_benchmark_measures_from_kill_to_outputs(tmp_path: Path) -> None:
     found = measured(
         tmp_path / "results", "recover --what worker --sizes 1 --instances 1 --local-disk yes --no-spark"
     )

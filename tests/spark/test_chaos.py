@@ -1,4 +1,4 @@
-"""Chaos on real Spark, and its judge on records made by hand."""
+"""Chaos on Spark, and its verdict on hand-made records."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tiercel.chaos.judge import judge
-from tiercel.chaos.ledger import frames, reference
 from tiercel.chaos.plan import Kind, plan
-from tiercel.chaos.record import Inputs, Output, Outputs
+from tiercel.chaos.recording import Inputs, Output, Outputs
 from tiercel.chaos.supervisor import kinds_of
-from tiercel.cli_chaos import MASTER
-from tiercel.spark.audit import Audit
+from tiercel.chaos.verdict import judge
+from tiercel.chaos.workload import frames, reference
+from tiercel.cli.chaos import MASTER
+from tiercel.demo.audit import Audit
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def recorded(place: Path) -> list[Output]:
+def recorded(deployment: Path) -> list[Output]:
     """Inputs of a chunk on disk; the right outputs, made without the operator."""
     chunk = frames(1, 0, 0)
-    Inputs(place / "inputs", "p").add(0, chunk)
+    Inputs(deployment / "inputs", "p").add(0, chunk)
     rows = [row for frame in chunk for row in frame]
     right = {
         (account, n): (account, n, count, chain)
@@ -41,7 +41,7 @@ def renumbered(rows: list[Output]) -> list[Output]:
 
 
 @pytest.mark.parametrize("fault", ["none", "lost", "doubled", "reordered", "wrong", "invented"])
-def test_the_judge_notices_each_kind_of_fault(spark: SparkSession, tmp_path: Path, fault: str) -> None:
+def test_verdict_detects_each_kind_of_fault(spark: SparkSession, tmp_path: Path, fault: str) -> None:
     right = recorded(tmp_path)
     account = right[0][2]
     same = next(n for n, row in enumerate(right) if n and row[2] == account)
@@ -64,7 +64,7 @@ def test_the_judge_notices_each_kind_of_fault(spark: SparkSession, tmp_path: Pat
 SEED = 4943  # its first faults, one of each kind, are such as the next test says
 
 
-def test_what_three_minutes_must_show_follows_from_their_plan() -> None:
+def test_plan_of_a_three_minute_run_covers_every_kind_of_fault() -> None:
     """However slow a machine is: the first fault of each kind is always done, and none of them is in vain."""
     faults = list(islice(plan(SEED, kinds_of(MASTER, "replica")), len(Kind)))
     assert {fault.kind for fault in faults} == set(Kind)
@@ -82,13 +82,13 @@ def test_what_three_minutes_must_show_follows_from_their_plan() -> None:
 
 
 @pytest.mark.longest  # three minutes, and mostly waiting: beside all others
-def test_three_minutes_with_every_kind_of_fault_keep_every_promise(tmp_path: Path) -> None:
+def test_three_minute_chaos_run_has_no_violation(tmp_path: Path) -> None:
     """Exit code 2 means: all is well, but this machine was too busy for as many faults as there should be."""
     out = tmp_path / "chaos"
     arguments = ["--minutes", "3", "--seed", str(SEED), "--master", MASTER, "--durability", "replica"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     ended = subprocess.run(
-        [sys.executable, "-m", "tiercel.cli", "chaos", *arguments, "--out", str(out), "--json"],
+        [sys.executable, "-m", "tiercel", "chaos", *arguments, "--out", str(out), "--json"],
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,4 @@
-"""Sessions that need a program of their own: one JVM has one Spark context."""
+"""Clusters and sessions that need a program of their own: one JVM has one Spark context."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def outages(*program: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.long  # test_kills.py has the same with the session that all share
-def test_without_spark_retries_workers_that_are_killed_come_back_by_a_new_job() -> None:
-    report = outages("tiercel.bench.outages", "--master", "local[8]")
+@pytest.mark.long  # test_process_crashes.py has the same with the session that all share
+def test_killed_worker_restarts_by_a_new_job_if_spark_does_not_retry() -> None:
+    report = outages("tiercel.chaos.outages", "--master", "local[8]")
     assert [outage["lost"] for outage in report["outages"]] == [["average@cloud#1"], ["cloud"]]
     assert report["rounds"] > 60
 
@@ -36,12 +36,12 @@ def test_without_spark_retries_workers_that_are_killed_come_back_by_a_new_job() 
 @pytest.mark.parametrize(
     "program",
     [
-        ["tiercel.bench.outages", "--master", "local-cluster[2,4,1024]"],
-        pytest.param(["tiercel.bench.standalone"], marks=pytest.mark.long),
+        ["tiercel.chaos.outages", "--master", "local-cluster[2,4,1024]"],
+        pytest.param(["tiercel.chaos.standalone_cluster"], marks=pytest.mark.long),
     ],
     ids=["local cluster", "standalone"],
 )
-def test_executors_that_come_are_waited_for_killed_ones_are_recovered_from_leaving_ones_left(
+def test_deployment_survives_late_killed_and_decommissioned_executors(
     program: list[str],
 ) -> None:
     report = outages(*program)
@@ -51,7 +51,7 @@ def test_executors_that_come_are_waited_for_killed_ones_are_recovered_from_leavi
     assert "cloud" in executor["lost"]
     assert report["rounds"] > 80
     assert report["suspected"] == []  # a killed executor does not leave: nobody need be moved off it
-    departure = report["departure"]
+    departure = report["decommissioned"]
     handover = departure["handover"]
     assert handover["state"] == "gone"  # not "lost": everyone had left it before
     assert "cloud" in handover["routers"]
@@ -61,16 +61,16 @@ def test_executors_that_come_are_waited_for_killed_ones_are_recovered_from_leavi
 
 WITHOUT_JAVA = """
 import sys, time, tiercel
-from tiercel.bench.steady import Traffic, declare
-from tiercel.spark import spare
-from tiercel.spark.backend import backend_of
-spare.LOOK_S = spare.KEEP_S = 0.0  # a job for Spark again and again, also while it ends
+from tiercel.chaos.steady_traffic import Traffic, declare
+from tiercel.spark.cluster import warm_workers
+from tiercel.spark.cluster.backend import backend_of
+warm_workers.POLL_S = warm_workers.KEEP_S = 0.0  # a job for Spark again and again, also while it ends
 spark = tiercel.session(slots=5)
 live = tiercel.start(spark, storage=sys.argv[1])
 traffic = Traffic(*declare(live))
 traffic.go_on()
 rounds = traffic.finish()
-restless = [spare.Spare(backend_of(spark), live.place) for _ in range(4)]
+restless = [warm_workers.WarmWorkers(backend_of(spark), live.deployment) for _ in range(4)]
 time.sleep(1.0)
 spark.stop()
 time.sleep(1.0)
@@ -93,7 +93,7 @@ STOPPED = ["the Spark session is stopped", "expected: a running session"]
 STOPPED += ["hint: make one with tiercel.session()"]
 
 
-def test_without_java_the_one_from_pypi_runs_spark_and_a_session_that_ends_under_a_deployment_is_told(
+def test_java_from_pypi_runs_spark_and_a_stopped_session_is_reported(
     tmp_path: Path,
 ) -> None:
     programs = tmp_path / "bin"
@@ -114,7 +114,7 @@ def test_without_java_the_one_from_pypi_runs_spark_and_a_session_that_ends_under
 
 
 @pytest.mark.parametrize("number", [0, -1, "many"])
-def test_slots_that_are_no_number_are_refused(number: Any) -> None:
+def test_invalid_slots_of_a_session_are_refused(number: Any) -> None:
     for what in ("slots", "attempts"):
         with pytest.raises(tiercel.UserError, match=f"{what}: .*\n.*1 or more"):
             tiercel.session(**{what: number})

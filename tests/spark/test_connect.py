@@ -1,4 +1,4 @@
-"""Deployments of programs that reach Spark through Spark Connect: no context, no JVM of their own."""
+"""Deployments through Spark Connect: without a SparkContext and a JVM of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tiercel
-from tiercel.spark.backend import ThroughConnect, ThroughContext, backend_of
+from tiercel.spark.cluster.backend import ThroughConnect, ThroughContext, backend_of
 
 pytest.importorskip("grpc", reason="Spark Connect needs the extra tiercel[connect]")
 
@@ -34,7 +34,7 @@ def ended(program: subprocess.Popen[str]) -> tuple[list[str], str]:
     return out.splitlines(), said
 
 
-def test_through_spark_connect_a_deployment_moves_scales_recovers_and_is_a_dataframe_at_both_ends(
+def test_deployment_works_through_spark_connect(
     spark: SparkSession, connect_url: str, tmp_path: Path
 ) -> None:
     told, said = ended(client("everything", connect_url, tmp_path))
@@ -45,7 +45,7 @@ def test_through_spark_connect_a_deployment_moves_scales_recovers_and_is_a_dataf
     assert spark.sparkContext.statusTracker().getActiveStageIds() == []
 
 
-def test_what_a_killed_client_left_running_makes_room_for_the_next(
+def test_next_client_stops_processes_of_a_killed_client(
     spark: SparkSession, connect_url: str, tmp_path: Path
 ) -> None:
     """Its tasks went on, and held the storage against everyone, until the server gave their client up."""
@@ -60,7 +60,7 @@ def test_what_a_killed_client_left_running_makes_room_for_the_next(
     assert spark.sparkContext.statusTracker().getActiveStageIds() == []
 
 
-def test_the_session_of_the_application_itself_lacks_nothing(spark: SparkSession) -> None:
+def test_classic_session_lacks_no_feature(spark: SparkSession) -> None:
     backend = backend_of(spark)
     assert isinstance(backend, ThroughContext)
     assert backend.lacks == ()

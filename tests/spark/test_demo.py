@@ -1,4 +1,4 @@
-"""The demonstration, as `make demo` runs it, only shorter; and what it says of records that are not right."""
+"""The demonstration as `make demo` runs it, only shorter, and its verdict on wrong records."""
 
 from __future__ import annotations
 
@@ -16,17 +16,27 @@ import pytest
 from pyspark.sql import SparkSession
 from speeds import right_outputs, write_inputs, write_outputs
 
-from tiercel import cli
-from tiercel.bench import demo
-from tiercel.bench.measures import Moments, Outputs, judge
-from tiercel.spark.audit import Audit
+from tiercel.bench.metrics import Moments, Outputs, judge
+from tiercel.cli import main as cli
+from tiercel.demo import run as demo
+from tiercel.demo.audit import Audit
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def test_the_demonstration_keeps_every_promise_and_leaves_its_report(tmp_path: Path) -> None:
+def test_demonstration_has_no_fault_and_writes_its_report(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    command = [sys.executable, "-m", "tiercel.cli", "demo", "--seconds", "2", "--out", str(out), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "tiercel",
+        "demo",
+        "--seconds",
+        "2",
+        "--out",
+        str(out),
+        "--json",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     ended = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
@@ -89,7 +99,7 @@ def demonstrated(recorded: Path, fault: str) -> demo.Demonstration:
 
 
 @pytest.mark.parametrize("fault", ["none", *FAULTS])
-def test_a_demonstration_in_which_an_output_is_not_right_ends_with_1(
+def test_demonstration_with_a_wrong_output_exits_with_1(
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

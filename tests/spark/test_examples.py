@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def test_the_readme_shows_an_example_of_twenty_lines_as_it_is() -> None:
+def test_readme_shows_the_quickstart_example() -> None:
     _, shown = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8").split('"""\n\n', 1)
     assert f"```python\n{shown}```" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert len([line for line in shown.splitlines() if line]) <= 20
@@ -24,7 +24,7 @@ def test_the_readme_shows_an_example_of_twenty_lines_as_it_is() -> None:
     [pytest.param(path, marks=() if path.stem == "quickstart" else pytest.mark.long) for path in EXAMPLES],
     ids=lambda path: path.stem,
 )
-def test_an_example_runs_to_its_end_and_its_moves_are_done(path: Path, tmp_path: Path) -> None:
+def test_example_runs_and_its_moves_are_done(path: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     ended = subprocess.run(
         [sys.executable, str(path)],

@@ -1,4 +1,4 @@
-"""A fold behind the core: what a step is given, what it may give, and what is refused."""
+"""A fold behind the core: the rows that a step gets, the results that it may return."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import Row
 
-from tiercel.core.engine import Engine
-from tiercel.core.keyspace import KeySpace
-from tiercel.core.records import Output
-from tiercel.core.topology import Operator
+from tiercel.core.instance.user_code import ProcessorRunner
+from tiercel.core.model.log import Output
+from tiercel.core.model.topology import Operator
+from tiercel.core.state.table import StateTable
 from tiercel.errors import UserError
-from tiercel.spark.border import Border, InputPlan, OperatorPlan, Step
-from tiercel.spark.folds import Fold
-from tiercel.spark.rows import light_row_type
-from tiercel.spark.schema import Columns
-from tiercel.spark.steps import union
+from tiercel.spark.operators.folds import Fold
+from tiercel.spark.operators.plans import OperatorPlan, Transform
+from tiercel.spark.operators.processor_adapter import InputPlan, ProcessorAdapter
+from tiercel.spark.operators.transforms import union_schema
+from tiercel.spark.rows.row_codec import RowCodec
+from tiercel.spark.rows.row_types import fast_row_type
 from tiercel.testing import Trial, check_deterministic
 
 NOON = datetime.datetime(2026, 6, 1, 12, tzinfo=datetime.UTC)
-CARS = Columns("car string, speed double", "car")
+CARS = RowCodec("car string, speed double", "car")
 MEANS = "car string, mean double"
 
 
@@ -51,20 +52,20 @@ def scripted(script: Any, state: str = "n int", initial: Any = (0,), output: str
 class Play:
     """One operator without a router; the fold as it is, or as the processor that it is too."""
 
-    def __init__(self, fold: Fold, *inputs: InputPlan, output: Columns, short: bool) -> None:
-        plan = OperatorPlan(fold, inputs, union(inputs), output)
-        self.border = Border(pickle.loads(cloudpickle.dumps(plan)))  # type: ignore[no-untyped-call]
+    def __init__(self, fold: Fold, *inputs: InputPlan, output: RowCodec, short: bool) -> None:
+        plan = OperatorPlan(fold, inputs, union_schema(inputs), output)
+        self.border = ProcessorAdapter(pickle.loads(cloudpickle.dumps(plan)))  # type: ignore[no-untyped-call]
         assert self.border.fold is not None
         if not short:
             self.border.fold = None
         names = tuple(f"in{n}" for n in range(len(inputs)))
-        self.engine = Engine(self.border, Operator("op", names, "out", ()))
-        self.space = KeySpace(4, lambda key: 1, *self.engine.about_keys)
+        self.engine = ProcessorRunner(self.border, Operator("op", names, "out", ()))
+        self.space = StateTable(4, lambda key: 1, *self.engine.about_keys)
         self.inputs = inputs
         self.offset = 0
 
     def send(self, number: int, row: Any) -> list[Output]:
-        key, time, payload = self.inputs[number].columns.pack(row)
+        key, time, payload = self.inputs[number].codec.pack(row)
         tagged = payload if len(self.inputs) == 1 else (number, payload)
         out: list[Output] = []
         self.offset += 1
@@ -81,7 +82,7 @@ class Play:
 # -- the real core -----------------------------------------------------------------------------
 
 
-def test_a_fold_keeps_its_state_over_moves_and_crashes() -> None:
+def test_fold_keeps_its_state_over_moves_and_crashes() -> None:
     cars = trial(means())
     cars.send(("a", 10.0), ("b", 1.0), ("a", 20.0))
     cars.move("a")
@@ -98,7 +99,7 @@ def test_a_fold_keeps_its_state_over_moves_and_crashes() -> None:
     assert cars.dead_letters() == []
 
 
-def test_a_row_whose_step_raises_is_a_dead_letter() -> None:
+def test_row_becomes_a_dead_letter_if_its_step_raises() -> None:
     cars = trial(means())
     cars.send(("a", 10.0), ("a", -1.0), ("a", 20.0), ("b", -2.0))
     assert cars.outputs() == [("a", 10.0), ("a", 15.0)]
@@ -109,7 +110,7 @@ def test_a_row_whose_step_raises_is_a_dead_letter() -> None:
     assert cars.known_keys() == [("a",)]
 
 
-def test_a_fold_that_draws_lots_is_found_out() -> None:
+def test_nondeterministic_fold_is_detected() -> None:
     rows = [("a", float(n)) for n in range(6)]
     check_deterministic(means(), rows, schema=CARS.schema, key="car", output=MEANS)
     random = Random(1)
@@ -126,7 +127,7 @@ def test_a_fold_that_draws_lots_is_found_out() -> None:
 # -- what a step gives -------------------------------------------------------------------------
 
 
-def test_an_output_is_a_tuple_a_dict_a_row_several_or_none() -> None:
+def test_step_may_emit_a_tuple_a_dict_a_row_a_list_or_none() -> None:
     forms = {
         1.0: ("a", 1.0),
         2.0: {"mean": 2.0, "car": "a"},
@@ -155,11 +156,11 @@ def test_an_output_is_a_tuple_a_dict_a_row_several_or_none() -> None:
         (((1, 2), None), "state has 2 values"),
         (((2**40,), None), "column state.n: 1099511627776 (int)"),
         (({"n": 1}, None), "column state: {'n': 1} (dict)"),
-        (None, "step gave None (NoneType)\nexpected: (state, output)"),
-        (7, "step gave 7 (int)"),
+        (None, "step returned None (NoneType)\nexpected: (state, output)"),
+        (7, "step returned 7 (int)"),
     ],
 )
-def test_what_does_not_fit_is_a_dead_letter_and_changes_nothing(made: Any, reason: str) -> None:
+def test_invalid_result_of_a_step_becomes_a_dead_letter_and_changes_no_state(made: Any, reason: str) -> None:
     def step(state: Any, row: Any) -> Any:
         return ((5,), None) if row.speed == 0 else made
 
@@ -172,7 +173,7 @@ def test_what_does_not_fit_is_a_dead_letter_and_changes_nothing(made: Any, reaso
     assert cars.state("a") == {"state": Row(n=5)}
 
 
-def test_a_step_forgets_a_key_and_begins_anew() -> None:
+def test_step_that_returns_no_state_deletes_the_key() -> None:
     def step(state: Any, row: Any) -> Any:
         return None if row.speed == 0 else (state[0] + 1,), (str(state[0]),)
 
@@ -188,7 +189,7 @@ def test_a_step_forgets_a_key_and_begins_anew() -> None:
 # -- what a step is given ----------------------------------------------------------------------
 
 
-def test_a_row_is_read_by_name_and_by_place() -> None:
+def test_row_of_a_fold_is_read_by_name_and_by_index() -> None:
     def step(state: Any, row: Any) -> Any:
         car, speed = row
         assert (car, speed) == (row.car, row.speed) == (row["car"], row["speed"]) == (row[0], row[-1])
@@ -203,15 +204,15 @@ def test_a_row_is_read_by_name_and_by_place() -> None:
     assert cars.dead_letters() == []
 
 
-def test_columns_whose_names_are_no_attributes_are_reached_all_the_same() -> None:
-    kind = light_row_type(["a b", "asDict", "columns_", "class", "x"])
+def test_columns_with_names_that_are_no_attributes_are_readable() -> None:
+    kind = fast_row_type(["a b", "asDict", "columns_", "class", "x"])
     row = kind(1, 2, 3, 4, 5)
     assert row.asDict() == {"a b": 1, "asDict": 2, "columns_": 3, "class": 4, "x": 5}
     assert [row["a b"], row["asDict"], row[2], getattr(row, "class"), row.x] == [1, 2, 3, 4, 5]  # type: ignore[attr-defined]
 
 
-def test_values_that_need_a_conversion_get_it_on_every_way() -> None:
-    columns = Columns("car string, at timestamp, tags array<string>", "car")
+def test_converted_values_are_the_same_in_both_forms_of_a_fold() -> None:
+    columns = RowCodec("car string, at timestamp, tags array<string>", "car")
 
     def step(state: Any, row: Any) -> Any:
         last, tags = state
@@ -255,8 +256,8 @@ def double(row: Any) -> list[Any]:
     return [row, {"car": row.car, "speed": row.speed + 1}]
 
 
-STEPS = (Step("filter", drop_slow), Step("flat_map", double, CARS.schema))
-LANES = Columns("car string, speed double, lane int", "car")
+STEPS = (Transform("filter", drop_slow), Transform("flat_map", double, CARS.schema))
+LANES = RowCodec("car string, speed double, lane int", "car")
 
 
 @pytest.mark.parametrize(
@@ -266,10 +267,10 @@ LANES = Columns("car string, speed double, lane int", "car")
 )
 @pytest.mark.parametrize(
     "output",
-    [Columns(MEANS), Columns(MEANS, "mean"), Columns("car string, mean double", ("mean", "car"))],
+    [RowCodec(MEANS), RowCodec(MEANS, "mean"), RowCodec("car string, mean double", ("mean", "car"))],
     ids=["no key", "another key", "two key columns"],
 )
-def test_the_short_way_gives_what_the_processor_gives(inputs: tuple[InputPlan, ...], output: Columns) -> None:
+def test_generated_fold_equals_the_processor(inputs: tuple[InputPlan, ...], output: RowCodec) -> None:
     fold = Fold(chatty, (0,), "count long", output.schema)
     short, whole = (Play(fold, *inputs, output=output, short=which) for which in (True, False))
     random = Random(5)
@@ -302,7 +303,7 @@ def test_the_short_way_gives_what_the_processor_gives(inputs: tuple[InputPlan, .
         ((mean, (0,), "n nonsense", MEANS), "unknown type 'nonsense'"),
     ],
 )
-def test_a_fold_that_cannot_work_is_refused_where_it_is_written(arguments: Any, what: str) -> None:
+def test_invalid_fold_is_refused_at_construction(arguments: Any, what: str) -> None:
     with pytest.raises(UserError) as refused:
         Fold(*arguments)
     assert what in str(refused.value)

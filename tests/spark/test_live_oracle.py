@@ -1,4 +1,4 @@
-"""An unmodified processor does under Tiercel what it does under Spark, while it is moved and killed."""
+"""An unmodified processor outputs the same under Tiercel as under Spark, while it is moved and killed."""
 
 # TIERCEL_ORACLE_SEED=anything draws other inputs. Without it they are the same in every run.
 
@@ -49,7 +49,7 @@ LONG = ("fold", "join in event time")  # much as others that are here
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in CASES]
 )
-def test_outputs_of_each_key_are_those_of_spark(
+def test_outputs_of_each_key_equal_those_of_spark(
     name: str, spark: SparkSession, oracle: Oracle, tmp_path: Path
 ) -> None:
     case, expected, counts = oracle(name)

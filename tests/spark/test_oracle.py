@@ -1,4 +1,4 @@
-"""The same processor under Spark's own transformWithState: it sees and gives the same."""
+"""The same processor under Spark's own transformWithState sees and yields the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from tiercel.errors import UserError
-from tiercel.spark.schema import Columns, as_struct, parse_ddl
+from tiercel.spark.rows.row_codec import RowCodec, as_struct, parse_ddl
 from tiercel.testing import Trial
 
 NOON = datetime.datetime(2026, 6, 1, 12, 0, 0, 123456, tzinfo=datetime.UTC)
@@ -91,7 +91,7 @@ class Mirror(StatefulProcessor):
 OUTPUT = "k string, what string, seen string, day date, at timestamp, absent int"
 
 
-def test_a_processor_sees_and_gives_what_it_would_under_spark(spark: SparkSession) -> None:
+def test_processor_sees_and_yields_the_same_as_under_spark(spark: SparkSession) -> None:
     frame = spark.createDataFrame(ROWS, SCHEMA)
     under_spark = frame.groupBy("k").transformWithState(Mirror(), OUTPUT, "update", "none").collect()
     trial = Trial(Mirror(), schema=SCHEMA, key="k", output=OUTPUT)
@@ -100,7 +100,7 @@ def test_a_processor_sees_and_gives_what_it_would_under_spark(spark: SparkSessio
     assert trial.dead_letters() == []
     ours = {(found.k, found.what): found for found in trial.outputs()}
     assert len(ours) == len(under_spark) > 20
-    zone = Columns(OUTPUT)
+    zone = RowCodec(OUTPUT)
     for theirs in under_spark:
         mine = ours[theirs.k, theirs.what]
         assert mine.seen == theirs.seen, theirs.what
@@ -108,8 +108,8 @@ def test_a_processor_sees_and_gives_what_it_would_under_spark(spark: SparkSessio
         assert tuple(mine) == zone.values(zone.payload((*theirs[:4], aware, theirs.absent)))
 
 
-def test_our_batches_are_what_spark_takes(spark: SparkSession) -> None:
-    columns = Columns(SCHEMA, "k")
+def test_spark_accepts_our_arrow_batches(spark: SparkSession) -> None:
+    columns = RowCodec(SCHEMA, "k")
     batch = columns.arrow_batch([columns.pack(each)[2] for each in ROWS])
 
     frame = spark.range(0, 1, 1, 1).mapInArrow(lambda batches: [batch for _ in batches], columns.schema)
@@ -117,10 +117,10 @@ def test_our_batches_are_what_spark_takes(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("ddl", [SCHEMA, OUTPUT, STATE, NESTED, "`a b` INT NOT NULL COMMENT 'c', x: decimal"])
-def test_our_reading_of_a_schema_is_sparks(spark: SparkSession, ddl: str) -> None:
+def test_our_ddl_parser_agrees_with_spark(spark: SparkSession, ddl: str) -> None:
     assert parse_ddl(ddl) == as_struct(ddl)
 
 
-def test_text_that_spark_cannot_read_is_a_users_mistake(spark: SparkSession) -> None:
+def test_schema_that_spark_cannot_parse_is_a_user_error(spark: SparkSession) -> None:
     with pytest.raises(UserError, match="schema 'a blob'"):
         as_struct("a blob")

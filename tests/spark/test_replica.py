@@ -1,4 +1,4 @@
-"""Durability `replica` and signs of life, on Spark: disks that are lost, processes that stop and go on."""
+"""Durability `replica` and the liveness monitor on Spark: lost disks, processes that stop and continue."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tiercel
-from tiercel.bench.averages import INPUT, INPUT_SCHEMA
-from tiercel.bench.outages import check_ours
-from tiercel.bench.steady import OPERATOR, Traffic, declare
+from tiercel.bench.operators import INPUT, INPUT_SCHEMA
+from tiercel.chaos.outages import check_ours
+from tiercel.chaos.steady_traffic import OPERATOR, Traffic, declare
 from tiercel.core.settings import Settings
-from tiercel.runtime.lives import Lives
-from tiercel.runtime.place import Place
-from tiercel.runtime.registry import Address
-from tiercel.runtime.storing import directory_of
-from tiercel.spark.live import Live
-from tiercel.spark.status import ProcessStatus
-from tiercel.spark.vigil import MACHINE_TRIES, Crowding, Silence, together
+from tiercel.runtime.deployment import DeploymentDir
+from tiercel.runtime.net.registry import Address
+from tiercel.runtime.storage.directory import directory_of
+from tiercel.runtime.storage.incarnations import IncarnationClaims
+from tiercel.spark.api.deployment import Live
+from tiercel.spark.api.status import ProcessStatus
+from tiercel.spark.cluster.liveness import FailureDetector
+from tiercel.spark.cluster.replica_placement import MACHINE_TRIES, AntiAffinity, colocated
 
 INSTANCES = [f"{OPERATOR}@cloud#1", f"{OPERATOR}@cloud#2"]
 REPLICA = "replica 1 of cloud"
@@ -39,13 +40,15 @@ def process(live: Live, name: str) -> ProcessStatus:
 
 
 def until_reborn(live: Live, before: ProcessStatus) -> None:
-    while (found := live.place.registry.find(before.name)) is None or found.life <= before.life:
+    while (
+        found := live.deployment.registry.find(before.name)
+    ) is None or found.incarnation <= before.incarnation:
         assert live.failures == {}
         time.sleep(0.05)
 
 
 def ours(live: Live, name: str) -> int:
-    address = live.place.registry.find(name)
+    address = live.deployment.registry.find(name)
     assert address is not None
     return check_ours(address.pid, [os.getpid()])
 
@@ -53,14 +56,14 @@ def ours(live: Live, name: str) -> int:
 @pytest.fixture
 def deployment(spark: SparkSession, tmp_path: Path) -> Iterator[tuple[Live, Traffic]]:
     local = str(tmp_path / "disks" / "{executor}")
-    wish: dict[str, Any] = {"durability": "replica", "settings": Settings(suspect_ms=SUSPECT_MS)}
-    with tiercel.start(spark, ["cloud"], tmp_path / "storage", local=local, **wish) as live:
+    request: dict[str, Any] = {"durability": "replica", "settings": Settings(suspect_ms=SUSPECT_MS)}
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage", local=local, **request) as live:
         traffic = Traffic(*declare(live, instances={"cloud": 2}))
         traffic.go_on()
         yield live, traffic
 
 
-def test_killed_with_its_disk_it_comes_back_from_its_replica(
+def test_process_that_lost_its_disk_is_restored_from_its_replica(
     deployment: tuple[Live, Traffic], tmp_path: Path
 ) -> None:
     live, traffic = deployment
@@ -68,29 +71,29 @@ def test_killed_with_its_disk_it_comes_back_from_its_replica(
     assert "it is the only one" in str(live.status())
     for name in (INSTANCES[0], "cloud", REPLICA, "cloud"):
         before = process(live, name)
-        disk = directory_of(live.place, live.place.manifest(), name, before.executor)
+        disk = directory_of(live.deployment, live.deployment.manifest(), name, before.executor)
         os.kill(ours(live, name), signal.SIGKILL)
         if name != REPLICA:
-            disk.rename(tmp_path / f"gone {name} {before.life}")
+            disk.rename(tmp_path / f"gone {name} {before.incarnation}")
         until_reborn(live, before)
         traffic.go_on()
     traffic.finish()
 
 
-def test_a_site_whose_copies_are_at_another_comes_back_from_there_and_goes_on_when_that_is_changed(
+def test_site_with_replicas_at_another_site_is_restored_and_may_change_that(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     local = str(tmp_path / "disks" / "{executor}")
     counter = f"{OPERATOR}@edge-1#1"
-    wish: dict[str, Any] = {"durability": "replica", "local": local}
+    request: dict[str, Any] = {"durability": "replica", "local": local}
     rounds = 0
 
     def replicas() -> list[str]:
         return [found.name for found in live.status().processes if found.kind == "replica"]
 
-    for copies_at, held in (({"edge-1": "cloud"}, True), (None, True), ({}, False)):
+    for replicas_at, held in (({"edge-1": "cloud"}, True), (None, True), ({}, False)):
         with tiercel.start(
-            spark, ["cloud", "edge-1"], tmp_path / "storage", copies_at=copies_at, **wish
+            spark, ["cloud", "edge-1"], tmp_path / "storage", replicas_at=replicas_at, **request
         ) as live:
             traffic = Traffic(*declare(live, instances={"edge-1": 1}), begin=rounds)
             traffic.go_on(5)
@@ -99,11 +102,11 @@ def test_a_site_whose_copies_are_at_another_comes_back_from_there_and_goes_on_wh
             while process(live, counter).replica_behind is None:  # it is said once a second
                 time.sleep(0.1)
             assert process(live, "edge-1").replica == process(live, counter).replica == holder
-            assert f"{holder} holds copies of: {counter} (" in str(live.status())
+            assert f"{holder} follows: {counter} (" in str(live.status())
             if not rounds:
                 for name in ("edge-1", counter):
                     before = process(live, name)
-                    disk = directory_of(live.place, live.place.manifest(), name, before.executor)
+                    disk = directory_of(live.deployment, live.deployment.manifest(), name, before.executor)
                     os.kill(ours(live, name), signal.SIGKILL)
                     disk.rename(tmp_path / f"gone {name}")
                     until_reborn(live, before)
@@ -112,9 +115,7 @@ def test_a_site_whose_copies_are_at_another_comes_back_from_there_and_goes_on_wh
 
 
 @pytest.mark.parametrize("name", [INSTANCES[0], "cloud", pytest.param(REPLICA, marks=pytest.mark.long)])
-def test_a_process_that_is_stopped_is_suspected_and_started_again(
-    deployment: tuple[Live, Traffic], name: str
-) -> None:
+def test_silent_process_is_suspected_and_restarted(deployment: tuple[Live, Traffic], name: str) -> None:
     live, traffic = deployment
     before = process(live, name)
     os.kill(ours(live, name), signal.SIGSTOP)
@@ -127,16 +128,13 @@ def test_a_process_that_is_stopped_is_suspected_and_started_again(
 
 
 @pytest.mark.parametrize("name", [INSTANCES[0], "cloud", pytest.param(REPLICA, marks=pytest.mark.long)])
-def test_a_process_that_was_suspected_and_goes_on_harms_nobody(
-    deployment: tuple[Live, Traffic], name: str
-) -> None:
+def test_suspected_process_that_is_alive_is_fenced(deployment: tuple[Live, Traffic], name: str) -> None:
     """It wakes up while the next life begins; Spark kills it within two seconds, till then it is fenced."""
     live, traffic = deployment
     before = process(live, name)
     pid = ours(live, name)
     os.kill(pid, signal.SIGSTOP)
-    assert live._hosting is not None
-    while not live._hosting.suspicions.get(name):
+    while not live.suspicions.get(name):
         time.sleep(0.01)
     os.kill(pid, signal.SIGCONT)
     until_reborn(live, before)
@@ -147,9 +145,7 @@ def test_a_process_that_was_suspected_and_goes_on_harms_nobody(
 @pytest.mark.parametrize(
     "name", [INSTANCES[0], *(pytest.param(n, marks=pytest.mark.long) for n in ("cloud", REPLICA))]
 )
-def test_a_process_that_goes_on_before_it_is_suspected_is_left_alone(
-    deployment: tuple[Live, Traffic], name: str
-) -> None:
+def test_process_with_a_short_pause_is_not_suspected(deployment: tuple[Live, Traffic], name: str) -> None:
     live, traffic = deployment
     before = process(live, name)
     for _ in range(2):
@@ -157,7 +153,7 @@ def test_a_process_that_goes_on_before_it_is_suspected_is_left_alone(
         time.sleep(SUSPECT_MS / 1e3 / 4)
         os.kill(ours(live, name), signal.SIGCONT)
         traffic.go_on()
-    assert (process(live, name).life, process(live, name).suspicions) == (before.life, 0)
+    assert (process(live, name).incarnation, process(live, name).suspicions) == (before.incarnation, 0)
     traffic.finish()
 
 
@@ -186,7 +182,7 @@ def test_a_feed_commits_its_offsets_only_when_a_replica_holds_the_rows(
         rows = spark.readStream.schema(INPUT_SCHEMA).json(str(source))
         query = (
             rows.writeStream.format("tiercel")
-            .option("storage", str(live.place.directory))
+            .option("storage", str(live.deployment.directory))
             .option("stream", INPUT)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .start()
@@ -200,7 +196,7 @@ def test_a_feed_commits_its_offsets_only_when_a_replica_holds_the_rows(
             os.kill(stopped, signal.SIGSTOP)
             try:
                 add(1)
-                while not any(live.place.feeds.glob("*/1/*.frames")):  # staged, not published
+                while not any(live.deployment.feeds.glob("*/1/*.frames")):  # staged, not published
                     time.sleep(0.05)
                 time.sleep(2.0)
                 assert committed() == {"0"}
@@ -215,10 +211,8 @@ def test_a_feed_commits_its_offsets_only_when_a_replica_holds_the_rows(
             subscriber.close()
 
 
-def test_a_durability_that_there_is_not_and_too_few_slots_are_refused(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    with pytest.raises(tiercel.UserError, match="durability 'replicas'\nexpected: 'os', 'disk' or 'replica'"):
+def test_unknown_durability_and_too_few_slots_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(tiercel.UserError, match="durability 'replicas'\nexpected: one of: os, disk, replica"):
         tiercel.start(spark, durability="replicas")  # type: ignore[arg-type]
     with tiercel.start(spark, [f"site-{n}" for n in range(7)], tmp_path / "s", durability="replica") as live:
         declare(live)
@@ -228,9 +222,7 @@ def test_a_durability_that_there_is_not_and_too_few_slots_are_refused(
 
 @pytest.mark.long
 @pytest.mark.parametrize("site", ["cloud", "edge-1"])
-def test_an_executor_is_killed_and_its_disk_deleted_and_nothing_is_lost_or_doubled(
-    tmp_path: Path, site: str
-) -> None:
+def test_killed_executor_with_lost_disk_loses_and_doubles_nothing(tmp_path: Path, site: str) -> None:
     """Copies are at the cloud, also those of the edge."""
     program = Path(__file__).with_name("lost_executor.py")
     command = [sys.executable, str(program), str(tmp_path), site]
@@ -249,7 +241,7 @@ def test_an_executor_is_killed_and_its_disk_deleted_and_nothing_is_lost_or_doubl
 
 @pytest.mark.long
 @pytest.mark.parametrize("machines", ["112", "111"])
-def test_two_replicas_of_a_site_are_on_two_machines_if_there_are_two(tmp_path: Path, machines: str) -> None:
+def test_replicas_of_a_site_are_on_different_machines_if_there_are_two(tmp_path: Path, machines: str) -> None:
     """Three executors play machines; where there is one machine only, everything starts all the same."""
     program = Path(__file__).with_name("several_machines.py")
     command = [sys.executable, str(program), str(tmp_path), machines]
@@ -263,16 +255,16 @@ def test_two_replicas_of_a_site_are_on_two_machines_if_there_are_two(tmp_path: P
     assert report["with_copy_elsewhere"] == (report["processes"] if len(set(machines)) > 1 else [])
 
 
-def test_of_two_replicas_on_one_executor_the_younger_one_moves(tmp_path: Path) -> None:
+def test_younger_of_two_replicas_on_one_executor_moves(tmp_path: Path) -> None:
     """The older one moved: it held the only copies of an executor that had just been lost."""
-    place = Place(tmp_path)
+    place = DeploymentDir(tmp_path)
     for name in ("replica 2 of cloud", "replica 1 of cloud", "replica 1 of edge", "cloud"):
         place.registry.publish(Address(name, "127.0.0.1", 1, 1, 1, executor="7"))
         time.sleep(0.01)
-    assert together(place, place.registry.names()) == ["replica 1 of cloud"]
+    assert colocated(place, place.registry.names()) == ["replica 1 of cloud"]
 
 
-def publish(place: Place, **where: tuple[str, str]) -> None:
+def publish(place: DeploymentDir, **where: tuple[str, str]) -> None:
     """Who is on which executor of which machine: `a1` is replica 1 of site a, `a` its router."""
     for name, (executor, machine) in where.items():
         full = f"replica {name[1]} of {name[0]}" if name[1:] else name
@@ -280,14 +272,14 @@ def publish(place: Place, **where: tuple[str, str]) -> None:
         time.sleep(0.01)
 
 
-def test_of_two_replicas_on_one_machine_the_younger_one_moves_if_there_is_another(tmp_path: Path) -> None:
-    place, crowding = Place(tmp_path), Crowding()
+def test_younger_of_two_replicas_on_one_machine_moves_if_there_is_another(tmp_path: Path) -> None:
+    place, anti_affinity = DeploymentDir(tmp_path), AntiAffinity()
 
     def look() -> list[str]:
-        return crowding.look(place, place.registry.names())
+        return anti_affinity.pick_mover(place, place.registry.names())
 
     publish(place, a1=("1", "m"), a2=("2", "m"), b1=("1", "m"), a=("3", "m"))
-    assert together(place, place.registry.names()) == []
+    assert colocated(place, place.registry.names()) == []
     assert look() == []  # there is no other machine
     publish(place, a=("4", "n"))
     assert look() == ["replica 2 of a"]
@@ -299,24 +291,24 @@ def test_of_two_replicas_on_one_machine_the_younger_one_moves_if_there_is_anothe
     assert look() == ["replica 2 of a"]
 
 
-def test_a_replica_that_somebody_may_come_back_from_stays(tmp_path: Path) -> None:
-    place, crowding = Place(tmp_path), Crowding()
+def test_replica_that_holds_the_only_copy_does_not_move(tmp_path: Path) -> None:
+    place, anti_affinity = DeploymentDir(tmp_path), AntiAffinity()
     publish(place, a1=("1", "m"), a2=("2", "m"), a=("4", "n"))
-    lives = Lives(place.lives, "a")
-    lives.claim(0)
-    lives.note_held(1, "replica 2 of a")
-    assert crowding.look(place, place.registry.names()) == ["replica 2 of a"]
+    incarnations = IncarnationClaims(place.incarnations, "a")
+    incarnations.claim(0)
+    incarnations.set_holder(1, "replica 2 of a")
+    assert anti_affinity.pick_mover(place, place.registry.names()) == ["replica 2 of a"]
     time.sleep(0.01)
     publish(place, a=("4", "n"))  # it has come back just now, and does not follow yet
-    assert crowding.look(place, place.registry.names()) == []
+    assert anti_affinity.pick_mover(place, place.registry.names()) == []
 
 
-def test_silence_is_counted_between_looks_of_a_driver_that_is_awake() -> None:
-    silence = Silence(suspect_s=2.0, look_s=0.5)
-    assert silence.look({"a": 1, "b": 1, "starting": 0}, 100.0) == {}
+def test_silence_is_not_counted_while_the_driver_itself_was_asleep() -> None:
+    silence = FailureDetector(suspect_s=2.0, check_s=0.5)
+    assert silence.observe({"a": 1, "b": 1, "starting": 0}, 100.0) == {}
     for n in range(1, 5):
-        assert silence.look({"a": 1 + n, "b": 1, "starting": 0}, 100.0 + n / 2) == {}
-    assert silence.look({"a": 9, "b": 1, "starting": 0}, 102.5) == {"b": 2.5}
-    assert silence.look({"a": 9, "b": 1}, 103.0) == {}  # begins anew: it is being started again
-    assert silence.look({"a": 9, "b": 1}, 200.0) == {}  # the driver itself was asleep
-    assert silence.look({"a": 9, "b": 1}, 200.5) == {}
+        assert silence.observe({"a": 1 + n, "b": 1, "starting": 0}, 100.0 + n / 2) == {}
+    assert silence.observe({"a": 9, "b": 1, "starting": 0}, 102.5) == {"b": 2.5}
+    assert silence.observe({"a": 9, "b": 1}, 103.0) == {}  # counted from zero: it is being restarted
+    assert silence.observe({"a": 9, "b": 1}, 200.0) == {}  # the driver itself was asleep
+    assert silence.observe({"a": 9, "b": 1}, 200.5) == {}

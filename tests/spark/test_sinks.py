@@ -23,8 +23,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from averages import Averages, averages, reading
-from tiercel.bench.averages import OUTPUT
-from tiercel.spark.datasource import register
+from tiercel.bench.operators import OUTPUT
+from tiercel.spark.sources.stream_source import register
 
 SENSORS, ROWS, ENTRIES_PER_BATCH = 5, 80, 3
 SPLIT_BATCH, UNCOMMITTED_BATCH = 1, 2
@@ -51,16 +51,16 @@ class Sqlite(Sink):
     """A SQL database, through its Python driver: one transaction a batch."""
 
     def create(self, like: DataFrame) -> None:
-        self.columns = like.columns
+        self.codec = like.columns
         with self._connected() as database:
-            database.execute(f"create table plain ({', '.join(self.columns)})")
-            database.execute(f"create table averages ({', '.join(self.columns)}, unique (_tiercel_id))")
+            database.execute(f"create table plain ({', '.join(self.codec)})")
+            database.execute(f"create table averages ({', '.join(self.codec)}, unique (_tiercel_id))")
 
     def append(self, batch: DataFrame) -> None:
         self._insert(batch, "insert into plain")
 
     def merge(self, batch: DataFrame) -> None:
-        changed = ", ".join(f"{name} = excluded.{name}" for name in self.columns)
+        changed = ", ".join(f"{name} = excluded.{name}" for name in self.codec)
         self._insert(batch, "insert into averages", f"on conflict (_tiercel_id) do update set {changed}")
 
     def rows(self) -> list[tuple[Any, ...]]:
@@ -68,7 +68,7 @@ class Sqlite(Sink):
             return database.execute("select * from averages union all select * from plain").fetchall()
 
     def _insert(self, batch: DataFrame, into: str, otherwise: str = "") -> None:
-        marks = ", ".join("?" * len(self.columns))
+        marks = ", ".join("?" * len(self.codec))
         with self._connected() as database:
             database.executemany(f"{into} values ({marks}) {otherwise}", map(tuple, batch.collect()))
 
@@ -226,7 +226,7 @@ def run(source: DataFrame, checkpoint: Path, write: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [pytest.param(Sqlite, marks=pytest.mark.long), Jdbc, Delta, Kafka])
-def test_a_sink_that_is_written_by_identity_holds_each_row_once(
+def test_sink_written_by_identity_has_each_row_once(
     kind: type[Sink], spark: SparkSession, deployment: Averages, tmp_path: Path
 ) -> None:
     where = {"storage": str(deployment.place.directory), "stream": OUTPUT, "identity": "true"}

@@ -1,4 +1,4 @@
-"""State as columns, and what was stored elsewhere as the state of a processor or a fold."""
+"""State as columns, and stored state as the initial state of a processor or a fold."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import msgspec
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from tiercel.core.engine import Engine
-from tiercel.core.keyspace import KeySpace
-from tiercel.core.records import INITIAL, KeyImage, Output
-from tiercel.core.topology import Operator
-from tiercel.spark.border import Border, InputPlan, OperatorPlan
-from tiercel.spark.folds import Fold
-from tiercel.spark.kept_state import image_columns
-from tiercel.spark.processors import Variable
-from tiercel.spark.schema import Columns, parse_ddl
-from tiercel.spark.state_schema import StateForm, facts_of, same_types, schema_text, stored_name, variable_of
-from tiercel.spark.stateful import encode_image
+from tiercel.core.instance.user_code import ProcessorRunner
+from tiercel.core.model.keys import StateImage
+from tiercel.core.model.log import INITIAL, Output
+from tiercel.core.model.topology import Operator
+from tiercel.core.state.table import StateTable
+from tiercel.spark.operators.folds import Fold
+from tiercel.spark.operators.plans import OperatorPlan
+from tiercel.spark.operators.processor_adapter import InputPlan, ProcessorAdapter
+from tiercel.spark.rows.row_codec import RowCodec, parse_ddl
+from tiercel.spark.state.declared_state import Variable
+from tiercel.spark.state.external_state import stored_state_codec
+from tiercel.spark.state.schema import StateForm, facts_of, same_types, schema_text, stored_name, variable_of
+from tiercel.spark.state.stored_state_adapter import encode_image
 
-READ = Columns("k string, n bigint", "k")
-SAID = Columns("said string")
+READ = RowCodec("k string, n bigint", "k")
+SAID = RowCodec("said string")
 EVERYTHING = (
     "s string, b binary, f boolean, i int, l bigint, x double, m decimal(10,2), d date, t timestamp, "
     "u timestamp_ntz, a array<int>, p map<string,date>, q struct<x:int,y:date>"
@@ -45,14 +47,14 @@ FULL = (
 EMPTY = (None,) * 13
 
 
-def test_every_type_goes_to_columns_and_back() -> None:
+def test_state_of_every_type_converts_to_columns_and_back() -> None:
     variables = [
         Variable("value", "value", parse_ddl(EVERYTHING)),
         Variable("list", "list", parse_ddl(EVERYTHING), None, 100),
         Variable("map", "map", parse_ddl(EVERYTHING), parse_ddl("d date, s string"), None),
         Variable("other", "value", parse_ddl("n int")),
     ]
-    key = Columns("k string, at timestamp", ("k", "at"))
+    key = RowCodec("k string, at timestamp", ("k", "at"))
     form = StateForm(key.schema, {variable.name: facts_of(variable) for variable in variables})
     values: dict[str, Any] = {
         "value": ("value", FULL),
@@ -60,22 +62,22 @@ def test_every_type_goes_to_columns_and_back() -> None:
         "map": ("map", (((20_000, "a"), EMPTY), ((20_001, None), FULL))),
     }
     keyed = msgspec.msgpack.encode(("a", 1_780_315_200_000_000))
-    images = [KeyImage(keyed, 1, 5, values, (3, 4)), KeyImage(keyed, 1, 5, {}, (9,))]
-    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(images), type=list[KeyImage])
-    batch = Columns(form.schema).arrow_batch([form.columns(image) for image in stored])
+    images = [StateImage(keyed, 1, 5, values, (3, 4)), StateImage(keyed, 1, 5, {}, (9,))]
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(images), type=list[StateImage])
+    batch = RowCodec(form.schema).arrow_batch([form.columns(image) for image in stored])
     first, second = batch.to_pylist()
     assert key.key_of((first["key"]["k"], first["key"]["at"])) == keyed
     assert form.reader()(first) == (values, [3, 4])
     assert form.reader()(second) == ({}, [9])
 
 
-def test_names_say_the_version() -> None:
+def test_stored_names_have_the_schema_version() -> None:
     assert stored_name("average", 1) == "average"
     assert variable_of(stored_name("average", 12)) == ("average", 12)
     assert variable_of("a@b") == ("a@b", 1)
 
 
-def test_what_may_be_null_does_not_change_how_values_are_stored() -> None:
+def test_nullability_does_not_change_the_stored_schema() -> None:
     one, other = schema_text(parse_ddl("n int not null")), schema_text(parse_ddl("n int"))
     assert one != other
     assert same_types(one, other)
@@ -105,11 +107,13 @@ class Begun(StatefulProcessor):
 
 def told(processor: StatefulProcessor, time_mode: str, image: bytes) -> str:
     """What a processor tells of a key that begins with this."""
-    initial = image_columns(READ)
+    initial = stored_state_codec(READ)
     inputs = (InputPlan(READ), InputPlan(initial, (), initial=True, images=True))
     plan = OperatorPlan(processor, inputs, READ.schema, SAID, time_mode)
-    engine = Engine(Border(plan), Operator("op", ("in", "op.initial"), "out", (), time_mode=time_mode))
-    space = KeySpace(4, lambda key: 1, *engine.about_keys)
+    engine = ProcessorRunner(
+        ProcessorAdapter(plan), Operator("op", ("in", "op.initial"), "out", (), time_mode=time_mode)
+    )
+    space = StateTable(4, lambda key: 1, *engine.about_keys)
     key, _, payload = initial.pack(("a", image))
     state, out = space.state(key), list[Output]()
     engine.call(state, key, [(key, INITIAL, (1, payload))], 5, -1, 1, out)
@@ -119,7 +123,7 @@ def told(processor: StatefulProcessor, time_mode: str, image: bytes) -> str:
     return str(SAID.unpack(output.row[2])[0])
 
 
-def test_a_processor_begins_with_values_expiries_and_timers_as_they_were_stored() -> None:
+def test_processor_starts_from_stored_values_expiries_and_timers() -> None:
     values: dict[str, Any] = {
         "value": ("value", (7,)),
         "map": ("map", [[(1,), (("x",), 6)], [(2,), (("y",), 5)]]),
@@ -128,7 +132,7 @@ def test_a_processor_begins_with_values_expiries_and_timers_as_they_were_stored(
     assert told(Begun(), "processingTime", image) == "((7,), [((1,), ('x',))], [70, 80])"
 
 
-def test_a_fold_begins_with_what_was_stored_and_keeps_the_short_way() -> None:
+def test_fold_starts_from_stored_state() -> None:
     def step(state: Any, row: Any) -> Any:
         return (state[0] + row.n,), (repr(state),)
 

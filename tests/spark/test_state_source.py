@@ -1,4 +1,4 @@
-"""format("tiercel-state"): typed columns, past moments, and reading no more keys than a filter needs."""
+"""The format "tiercel-state": typed columns, past times, and filters that read only the keys they need."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, GreaterThan, In
 from rocksdict import Options, Rdict
 
 import tiercel
-from tiercel.bench.steady import OPERATOR, declare
-from tiercel.core.effects import Write
-from tiercel.core.readers import Reader
-from tiercel.core.records import KeyImage
-from tiercel.core.routing import slot_of
-from tiercel.core.taken import Cursor
-from tiercel.core.topology import Operator, Stream, Topology
+from tiercel.admin import backup, history
+from tiercel.chaos.steady_traffic import OPERATOR, declare
+from tiercel.core.machine.effects import Write
+from tiercel.core.machine.stored import CheckpointHeader, LogReader
+from tiercel.core.model.keys import StateImage
+from tiercel.core.model.routing import slot_of
+from tiercel.core.model.topology import Operator, Stream, Topology
 from tiercel.errors import UserError
-from tiercel.runtime.moments import State as Shipped
-from tiercel.runtime.place import Manifest, Place, StreamFacts
-from tiercel.runtime.store import Store
-from tiercel.runtime.tables import encode_key
-from tiercel.spark.datasource import register
-from tiercel.spark.ddl import parse_ddl
-from tiercel.spark.kept_state import image_columns
-from tiercel.spark.processors import DeclaredState, Variable
-from tiercel.spark.schema import Columns
-from tiercel.spark.state_schema import facts_of
-from tiercel.spark.state_source import Asked, StateReader, key_columns, variables
-from tiercel.state import backup, history
+from tiercel.runtime.backup.point_in_time import PastState
+from tiercel.runtime.deployment import DeploymentDir, Manifest, StreamFacts
+from tiercel.runtime.storage.codec import encode_key
+from tiercel.runtime.storage.store import Store
+from tiercel.spark.rows.ddl import parse_ddl
+from tiercel.spark.rows.row_codec import RowCodec
+from tiercel.spark.sources.state_source import StateQuery, StateReader, key_codec, variables
+from tiercel.spark.sources.stream_source import register
+from tiercel.spark.state.declared_state import DeclaredState, Variable
+from tiercel.spark.state.external_state import stored_state_codec
+from tiercel.spark.state.schema import facts_of
 
 A, B = "op@cloud#1", "op@cloud#2"
 INSTANCE = f"{OPERATOR}@cloud#1"
 SLOTS = 16
-KEYS = Columns("k string, n int", ("k", "n"))
+KEYS = RowCodec("k string, n int", ("k", "n"))
 VALUE = "total bigint, at timestamp, cost decimal(10,2)"
 NOON_US = 1_780_315_200_000_000
 NOON = datetime.datetime.fromtimestamp(NOON_US // 1_000_000)  # noqa: DTZ006  as collect() gives it
@@ -54,23 +53,23 @@ def key_of(n: int) -> bytes:
     return KEYS.key_of((f"k{n}", n))
 
 
-def write(place: Place, instance: str, count: int, generation: int = 1) -> None:
+def write(deployment: DeploymentDir, instance: str, count: int, generation: int = 1) -> None:
     """Keys 0 to 9 count to `count`; instance A has the even ones."""
-    puts: dict[Any, Any] = {("cursor",): Cursor(generation, 5, 1, 0, 0, [])}
+    puts: dict[Any, Any] = {("checkpoint",): CheckpointHeader(generation, 5, 1, 0, 0, [])}
     for n in range(0 if instance == A else 1, 10, 2):
         values: dict[str, Any] = {"total": ("value", (count, NOON_US, "1.50"))}
         if n == 0:
             values["recent"] = ("list", (((1,), 70), ((2,), 80)))
             values["by_day"] = ("map", (((20_000,), (5, "x")), ((20_001,), (6, None))))
-        image = KeyImage(key_of(n), 1, 5, values, (99, 100) if n == 0 else ())
+        image = StateImage(key_of(n), 1, 5, values, (99, 100) if n == 0 else ())
         puts["state", slot_of(image.key, SLOTS), image.key, generation] = image
-    store = Store(place.process(instance), "os")
+    store = Store(deployment.process(instance), "os")
     store.add(Write(1, puts))
     store.close()
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def deployment(tmp_path: Path) -> DeploymentDir:
     operator = Operator("op", ("in",), "op.out", (A, B), slots=SLOTS, time_mode="processingTime")
     streams = {"in": Stream("in", "cloud"), "op.out": Stream("op.out", "cloud", logged=True)}
     variables = [
@@ -79,30 +78,30 @@ def place(tmp_path: Path) -> Place:
         Variable("by_day", "map", parse_ddl("n int, s string"), parse_ddl("day date")),
         Variable("never", "value", parse_ddl("n int")),
     ]
-    place = Place(tmp_path / "storage")
+    deployment = DeploymentDir(tmp_path / "storage")
     facts = StreamFacts(parse_ddl("k string, n int, v double").json(), ("k", "n"))
     topology = Topology({"cloud": None}, streams, {"op": operator})
-    place.write(
+    deployment.write(
         Manifest("test", topology, {"in": facts}, state={"op": {v.name: facts_of(v) for v in variables}})
     )
-    place.want([A, B])
+    deployment.set_desired_instances([A, B])
     for instance in (A, B):
-        write(place, instance, 1)
-    router = Store(place.process("cloud"), "os")
-    readers = {("reader", "op", instance): Reader(1, 5, {}) for instance in (A, B)}
+        write(deployment, instance, 1)
+    router = Store(deployment.process("cloud"), "os")
+    readers = {("reader", "op", instance): LogReader(1, 5, {}) for instance in (A, B)}
     router.add(Write(1, {("head", "op"): (5, 0, -1), **readers}))
     router.close()
-    return place
+    return deployment
 
 
-def state(spark: SparkSession, place: Place | None, **options: str) -> DataFrame:
+def state(spark: SparkSession, deployment: DeploymentDir | None, **options: str) -> DataFrame:
     reader = spark.read.format("tiercel-state").option("operator", "op").options(**options)
-    return (reader if place is None else reader.option("storage", str(place.directory))).load()
+    return (reader if deployment is None else reader.option("storage", str(deployment.directory))).load()
 
 
-def spoil(place: Place, instance: str, n: int) -> None:
+def spoil(deployment: DeploymentDir, instance: str, n: int) -> None:
     """The stored value of a key cannot be decoded any more."""
-    db = Rdict(str(place.process(instance)), Options(raw_mode=True))
+    db = Rdict(str(deployment.process(instance)), Options(raw_mode=True))
     db.put(encode_key(("state", slot_of(key_of(n), SLOTS), key_of(n), 1)), b"\xc1")
     db.close()
 
@@ -110,8 +109,10 @@ def spoil(place: Place, instance: str, n: int) -> None:
 # -- columns -----------------------------------------------------------------------------------
 
 
-def test_with_layout_columns_each_variable_has_its_types(spark: SparkSession, place: Place) -> None:
-    frame = state(spark, place, layout="columns")
+def test_layout_columns_has_a_typed_column_per_variable(
+    spark: SparkSession, deployment: DeploymentDir
+) -> None:
+    frame = state(spark, deployment, layout="columns")
     assert (
         "total:struct<total:bigint,at:timestamp,cost:decimal(10,2)>" in frame.schema["state"].simpleString()
     )
@@ -133,35 +134,35 @@ def test_with_layout_columns_each_variable_has_its_types(spark: SparkSession, pl
 # -- filters -----------------------------------------------------------------------------------
 
 
-def test_a_filter_on_the_key_reads_no_other_key(spark: SparkSession, place: Place) -> None:
+def test_filter_on_the_key_reads_only_that_key(spark: SparkSession, deployment: DeploymentDir) -> None:
     for n in (2, 5, 7):
-        spoil(place, A if n % 2 == 0 else B, n)
+        spoil(deployment, A if n % 2 == 0 else B, n)
     for layout, condition, found in (
         ("variables", "key.k = 'k4' AND key.n = 4", [4]),
         ("columns", "key.k IN ('k4', 'k3') AND key.n IN (3, 4, 6)", [3, 4]),
         ("columns", "key.k = 'k4' AND key.n <=> 4 AND slot < 0", []),
     ):
-        rows = state(spark, place, layout=layout).where(condition).select("key.n").distinct().collect()
+        rows = state(spark, deployment, layout=layout).where(condition).select("key.n").distinct().collect()
         assert sorted(row.n for row in rows) == found, condition
     with pytest.raises(PySparkException, match=r"(?s)op@cloud#.*cannot be decoded"):
-        state(spark, place).where("key.n = 4").collect()  # not the whole key: all are read
+        state(spark, deployment).where("key.n = 4").collect()  # not the whole key: all are read
 
 
-def test_other_filters_are_right(spark: SparkSession, place: Place) -> None:
+def test_filters_that_are_not_pushed_down_are_correct(spark: SparkSession, deployment: DeploymentDir) -> None:
     for condition, found in (
         ("key.n = 4 OR key.k = 'k5'", [4, 5]),
         ("length(key.k) = 2 AND key.n % 5 = 0", [0, 5]),
         ("key.k > 'k3' AND NOT (key.n IN (0, 1, 2, 3, 4, 5, 6, 7))", [8, 9]),
     ):
-        rows = state(spark, place, layout="columns").where(condition).select("key.n").collect()
+        rows = state(spark, deployment, layout="columns").where(condition).select("key.n").collect()
         assert sorted(row.n for row in rows) == found
 
 
-def test_which_keys_a_filter_asks_for(place: Place) -> None:
+def test_pushed_filters_select_keys(deployment: DeploymentDir) -> None:
     def asked(*filters: Any) -> list[bytes] | None:
-        reader = StateReader(Asked.of({"storage": str(place.directory), "operator": "op"}))
+        reader = StateReader(StateQuery.of({"storage": str(deployment.directory), "operator": "op"}))
         assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark checks each of them too
-        return reader.wanted_keys()
+        return reader.requested_keys()
 
     k, n = ("key", "k"), ("key", "n")
     assert asked() is None
@@ -178,15 +179,15 @@ def test_which_keys_a_filter_asks_for(place: Place) -> None:
 
 
 @pytest.fixture
-def copies(place: Place, tmp_path: Path) -> str:
+def copies(deployment: DeploymentDir, tmp_path: Path) -> str:
     """A backup with two states of each instance: everything counted to 1, then to 2."""
     location = str(tmp_path / "backup")
-    backup(place.directory, location)
+    backup(deployment.directory, location)
     for instance in (A, B):
-        write(place, instance, 2, generation=2)
-    backup(place.directory, location)
+        write(deployment, instance, 2, generation=2)
+    backup(deployment.directory, location)
     for instance in (A, B):
-        write(place, instance, 3, generation=3)
+        write(deployment, instance, 3, generation=3)
     return location
 
 
@@ -194,37 +195,35 @@ def totals(frame: DataFrame) -> set[int]:
     return {json.loads(row.value)[0] for row in frame.where("variable = 'total'").collect()}
 
 
-def test_state_as_of_a_number_or_a_time_comes_from_the_backup(
-    spark: SparkSession, place: Place, copies: str
+def test_state_as_of_a_number_or_a_time_is_read_from_the_backup(
+    spark: SparkSession, deployment: DeploymentDir, copies: str
 ) -> None:
-    assert totals(state(spark, place)) == {3}
+    assert totals(state(spark, deployment)) == {3}
     assert totals(state(spark, None, backup=copies)) == {2}
-    assert totals(state(spark, place, backup=copies, asOf=f"{A}=1")) == {1}
+    assert totals(state(spark, deployment, backup=copies, asOf=f"{A}=1")) == {1}
     states = [s for s in history(copies) if s.process in (A, B)]
     assert [(s.process, s.number, s.kind) for s in states] == [(p, n, "base") for p in (A, B) for n in (1, 2)]
     both = max(s.written for s in states if s.number == 1)
-    assert totals(state(spark, place, backup=copies, asOf=both)) == {1}
+    assert totals(state(spark, deployment, backup=copies, asOf=both)) == {1}
     columns = state(spark, None, backup=copies, asOf=f"{A}=1", layout="columns")
     [row] = columns.where("key.k = 'k3' AND key.n = 3").collect()
     assert (row.state.total.total, row.instance) == (1, B)
 
 
-def test_state_as_of_what_a_running_deployment_has_shipped_since_its_base(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_state_as_of_includes_increments_of_a_running_deployment(spark: SparkSession, tmp_path: Path) -> None:
     """Files that the deployment itself has written while rows came: a base, and increments behind it."""
     location, sensors = str(tmp_path / "backup"), range(3)
 
-    def newest() -> Shipped | None:
+    def newest() -> PastState | None:
         return next((found for found in reversed(history(location)) if found.process == INSTANCE), None)
 
     def counts(as_of: str) -> dict[int, int]:
-        asked = Asked.of({"backup": location, "operator": OPERATOR, "asOf": as_of})
+        asked = StateQuery.of({"backup": location, "operator": OPERATOR, "asOf": as_of})
         found = [(each.key, *variables(each.image)) for each in asked.stored(asked.numbers())]
         return {asked.key.key_values(key)[0]: json.loads(value or "")[0] for key, (_, _, value) in found}
 
     plan = {"location": location, "every_s": 0.05}
-    shipped: dict[int, Shipped] = {}  # by the rows of each sensor that it has
+    shipped: dict[int, PastState] = {}  # by the rows of each sensor that it has
     with tiercel.start(spark, ["cloud"], tmp_path / "storage", backup=plan) as live:
         readings, _ = declare(live)
         with readings.producer("p") as producer:
@@ -256,48 +255,48 @@ def test_state_as_of_what_a_running_deployment_has_shipped_since_its_base(
         ({"operator": "other"}, "no operator 'other'"),
     ],
 )
-def test_what_is_not_there_is_refused_with_what_is(
-    place: Place, copies: str, options: dict[str, str], reason: str
+def test_unknown_operator_or_state_is_refused_with_known_ones(
+    deployment: DeploymentDir, copies: str, options: dict[str, str], reason: str
 ) -> None:
-    given = {"storage": str(place.directory), "backup": copies, "operator": "op"} | options
+    given = {"storage": str(deployment.directory), "backup": copies, "operator": "op"} | options
     with pytest.raises(UserError, match=f"(?s){reason}"):
-        StateReader(Asked.of(given)).partitions()
+        StateReader(StateQuery.of(given)).partitions()
 
 
-def test_a_past_moment_needs_a_backup_of_the_same_deployment(
-    place: Place, copies: str, tmp_path: Path
+def test_as_of_needs_a_backup_of_the_same_deployment(
+    deployment: DeploymentDir, copies: str, tmp_path: Path
 ) -> None:
-    options = {"storage": str(place.directory), "operator": "op"}
+    options = {"storage": str(deployment.directory), "operator": "op"}
     with pytest.raises(UserError, match="without a backup"):
-        Asked.of(options | {"asOf": "1"})
-    other = Place(tmp_path / "other")
-    other.write(Manifest("another", place.manifest().topology, place.manifest().streams))
+        StateQuery.of(options | {"asOf": "1"})
+    other = DeploymentDir(tmp_path / "other")
+    other.write(Manifest("another", deployment.manifest().topology, deployment.manifest().streams))
     with pytest.raises(UserError, match="the backup of another deployment"):
-        Asked.of(options | {"storage": str(other.directory), "backup": copies})
+        StateQuery.of(options | {"storage": str(other.directory), "backup": copies})
     with pytest.raises(UserError, match="holds no backup"):
-        Asked.of({"backup": str(tmp_path / "nowhere"), "operator": "op"})
+        StateQuery.of({"backup": str(tmp_path / "nowhere"), "operator": "op"})
 
 
-def test_a_damaged_file_of_a_past_state_is_named(spark: SparkSession, place: Place, copies: str) -> None:
+def test_damaged_backup_file_is_named(spark: SparkSession, deployment: DeploymentDir, copies: str) -> None:
     [file] = Path(copies).glob("processes/op*231/base.000000000001.*")
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
     with pytest.raises(UserError, match="no such state"):
-        Asked.of({"backup": copies, "operator": "op", "asOf": f"{A}=1"}).numbers()
+        StateQuery.of({"backup": copies, "operator": "op", "asOf": f"{A}=1"}).numbers()
     assert totals(state(spark, None, backup=copies, asOf=f"{A}=2")) == {2}
 
 
 # -- what is no state ----------------------------------------------------------------------------
 
 
-def test_an_export_that_is_not_whole_and_a_checkpoint_that_is_none_are_refused(
-    spark: SparkSession, place: Place, tmp_path: Path
+def test_incomplete_export_and_invalid_checkpoint_are_refused(
+    spark: SparkSession, deployment: DeploymentDir, tmp_path: Path
 ) -> None:
     out = tmp_path / "export"
-    assert tiercel.export_state(place.directory, "op", str(out), spark=spark).keys == 10
-    kept = tiercel.exported(spark, str(out))
-    columns = image_columns(key_columns(place.manifest(), "op"))
+    assert tiercel.export_state(deployment.directory, "op", str(out), spark=spark).keys == 10
+    kept = tiercel.read_exported_state(spark, str(out))
+    columns = stored_state_codec(key_codec(deployment.manifest(), "op"))
     total = Variable("total", "value", parse_ddl(VALUE))
     with pytest.raises(UserError, match="has the state variable 'by_day', which operator 'op' lacks"):
         kept.packed("op", DeclaredState((total,)), "processingTime", columns, {})
@@ -306,17 +305,17 @@ def test_an_export_that_is_not_whole_and_a_checkpoint_that_is_none_are_refused(
         kept.packed("op", DeclaredState((total,), others), "none", columns, {})
     with pytest.raises(UserError, match=r"state of keys k:string,n:int\nexpected: .*: k:string"):
         kept.packed(
-            "op", DeclaredState((total,), others), "none", image_columns(Columns("k string", "k")), {}
+            "op", DeclaredState((total,), others), "none", stored_state_codec(RowCodec("k string", "k")), {}
         )
     parts = sorted(out.glob("keys/*.parquet"))
     parts[0].write_bytes(parts[0].read_bytes()[:-40])
     with pytest.raises(UserError, match=r"cannot be read|has 0 keys"):
-        tiercel.exported(spark, str(out))
+        tiercel.read_exported_state(spark, str(out))
     parts[0].unlink()
     with pytest.raises(UserError, match="has 0 keys\nexpected: 10"):
-        tiercel.exported(spark, str(out))
+        tiercel.read_exported_state(spark, str(out))
     for nowhere in (tmp_path / "nowhere", out / "keys"):
-        with pytest.raises(UserError, match="is no whole export"):
-            tiercel.exported(spark, str(nowhere))
+        with pytest.raises(UserError, match="is no complete export"):
+            tiercel.read_exported_state(spark, str(nowhere))
         with pytest.raises(UserError, match=r"cannot be read|has no stateful operator"):
-            tiercel.adopt(spark, nowhere)
+            tiercel.read_spark_state(spark, nowhere)

@@ -1,4 +1,4 @@
-"""A deployment with TLS, through the public API: its rows come through, strangers do not."""
+"""A deployment with TLS through the public API: its rows pass, clients without a certificate do not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pyspark.sql import SparkSession
 
 import tiercel
 from certificates import make_authority, needs_openssl
-from tiercel.bench.averages import INPUT
-from tiercel.bench.outages import check_ours
-from tiercel.bench.steady import KEYS, OPERATOR, Traffic, declare
-from tiercel.runtime.link import Answer, Opening
-from tiercel.runtime.registry import Address
-from tiercel.runtime.tls import TlsFiles
-from tiercel.runtime.wire import pack
-from tiercel.spark.live import Live
+from tiercel.bench.operators import INPUT
+from tiercel.chaos.outages import check_ours
+from tiercel.chaos.steady_traffic import KEYS, OPERATOR, Traffic, declare
+from tiercel.runtime.net.connection import Answer, Opening
+from tiercel.runtime.net.registry import Address
+from tiercel.runtime.net.tls import TlsFiles
+from tiercel.runtime.net.wire import pack
+from tiercel.spark.api.deployment import Live
 
 SITES = ["cloud", "edge"]
 INSTANCES = {"cloud": 1, "edge": 1}
@@ -63,10 +63,10 @@ def refused(dialled: socket.socket) -> bool:
 
 
 def check_only_members_are_answered(live: Live, tls: TlsFiles, expected: set[str]) -> None:
-    names = live.place.registry.names()
+    names = live.deployment.registry.names()
     assert expected <= set(names)
     for name in names:
-        address = live.place.registry.find(name)
+        address = live.deployment.registry.find(name)
         assert address is not None
         assert address.local == ""  # no way around TLS
         assert is_answer(answer_to(dial_tls(address, tls, shown=True))), name
@@ -75,7 +75,7 @@ def check_only_members_are_answered(live: Live, tls: TlsFiles, expected: set[str
 
 
 @needs_openssl
-def test_rows_moves_and_copies_go_through_tls_and_who_has_no_certificate_gets_nowhere(
+def test_all_connections_use_tls_and_clients_without_certificate_are_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     files = make_authority(tmp_path / "ours")
@@ -89,7 +89,7 @@ def test_rows_moves_and_copies_go_through_tls_and_who_has_no_certificate_gets_no
         moved = live.move(OPERATOR, keys=range(KEYS), to="edge").wait()
         assert moved
         assert set(live.owners(OPERATOR, range(KEYS)).values()) == {f"{OPERATOR}@edge#1"}
-        before = live.place.registry.find(f"{OPERATOR}@edge#1")
+        before = live.deployment.registry.find(f"{OPERATOR}@edge#1")
         assert before is not None
         os.kill(check_ours(before.pid, [os.getpid()]), signal.SIGKILL)  # it asks its replica before it begins
         traffic.go_on()
@@ -97,7 +97,7 @@ def test_rows_moves_and_copies_go_through_tls_and_who_has_no_certificate_gets_no
 
     with tiercel.start(spark, SITES, storage, durability="replica") as live:  # the storage remembers
         readings, averages = declare(live, instances=INSTANCES)
-        assert live.deploy().place.manifest().tls == files
+        assert live.deploy().deployment.manifest().tls == files
         traffic = Traffic(readings, averages, name="later", begin=rounds)
         traffic.go_on()
         check_only_members_are_answered(live, files, everyone)

@@ -1,13 +1,14 @@
-"""How a benchmark tells its results: a table for people, JSON for everything else.
+"""The results of a benchmark: a table for people, JSON for programs.
 
 Responsible for: the facts every results file carries (commit, machine, Python, seed, settings, and the
-    CPU that others used meanwhile), percentiles, the form of the output, whether its place can be written.
-Not responsible for: what was measured.
+    CPU that other programs used), percentiles, the form of the output, whether its directory is writable.
+Not responsible for: measuring (scenarios/).
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import platform
 import statistics
@@ -29,7 +30,7 @@ from tiercel.errors import UserError
 
 Line = dict[str, Any]  # one row of results: column -> value
 
-LOOK_S = 2.0  # between two looks at who uses the CPU
+LOOK_S = 2.0  # between two samples of CPU use
 
 
 def commit() -> str:
@@ -109,7 +110,7 @@ def _all_ticks() -> int:
 
 
 def _our_ticks() -> dict[int, int]:
-    """Of each process of our tree."""
+    """CPU ticks of each process of our tree."""
     parents: dict[int, int] = {}
     used: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -123,6 +124,16 @@ def _our_ticks() -> dict[int, int]:
     while grown := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= grown
     return {pid: used[pid] for pid in ours if pid in used}
+
+
+def check_drawing() -> None:
+    """Refuse before a long run if its picture cannot be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError(
+            "matplotlib is not installed",
+            expected="the tools of demo, bench and chaos",
+            hint="pip install 'tiercel[lab]'",
+        )
 
 
 def percentile(ordered: Sequence[float] | npt.NDArray[np.float64], share: float) -> float:
@@ -157,7 +168,7 @@ def _is_number(value: object) -> bool:
 
 
 def document(name: str, rows: list[Line], settings: Line, **more: Any) -> Line:
-    """A results file. `more` are facts of one benchmark: seed, repeats, who else used the machine."""
+    """A results file. `more` are facts of one benchmark: seed, repeats, CPU of other programs."""
     return {
         "bench": name,
         "rows": rows,
@@ -172,7 +183,7 @@ def document(name: str, rows: list[Line], settings: Line, **more: Any) -> Line:
 
 @contextlib.contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """What cannot be written there is for a user to mend."""
+    """Turns an OSError of writing into a UserError."""
     try:
         yield
     except OSError as error:
@@ -191,7 +202,7 @@ def check_place(out: Path) -> None:
             pass
 
 
-def tell(found: Line, *, as_json: bool, out: Path | None) -> None:
+def print_results(found: Line, *, as_json: bool, out: Path | None) -> None:
     """Print the results as asked, and keep them where asked."""
     encoded = msgspec.json.format(msgspec.json.encode(found), indent=2)
     if as_json:

@@ -1,12 +1,13 @@
-"""The application that chaos is done to: it may be killed at any moment, and goes on when started again.
+"""The application under test: it may be killed at any moment, and resumes when it is restarted.
 
-Responsible for: deploying on Spark, the load and its record, the reader and its record, carrying changes out,
-    telling how it goes.
-Not responsible for: faults, starting again (supervisor.py), whether what came out is right (judge.py).
+Responsible for: deploying on Spark, sending and recording rows, recording outputs, performing changes,
+    reporting progress.
+Not responsible for: faults and restarts (supervisor.py), whether outputs are right (verdict.py).
 
     python -m tiercel.chaos.application STORAGE RECORDS SEED MASTER SCRATCH DURABILITY
 
-Asked on stdin, tells on stdout (talk.py). Producers resume by name and frame number, the reader by offset.
+Commands come on stdin, reports go to stdout (protocol.py). Producers resume by name and frame number, the
+subscriber by offset.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from tiercel.bench.traffic import Chore
-from tiercel.chaos import talk
-from tiercel.chaos.child import QUICK_JVM
-from tiercel.chaos.keeping import arguments
-from tiercel.chaos.ledger import (
+from tiercel.chaos import protocol as protocol
+from tiercel.chaos.application_handle import QUICK_JVM
+from tiercel.chaos.plan import Change, chosen
+from tiercel.chaos.recording import Inputs, Output, Outputs
+from tiercel.chaos.storage_options import arguments
+from tiercel.chaos.workload import (
     ACCOUNTS,
     BALANCE,
     CHUNK_FRAMES,
@@ -40,48 +42,47 @@ from tiercel.chaos.ledger import (
     Ledger,
     frames,
 )
-from tiercel.chaos.plan import Change, chosen
-from tiercel.chaos.record import Inputs, Output, Outputs
+from tiercel.demo.traffic import BackgroundTask
 from tiercel.errors import UserError
-from tiercel.spark.live import Live, start
-from tiercel.spark.moves import Moving, Scaling
-from tiercel.spark.session import open_session
-from tiercel.spark.streams import LiveStream
+from tiercel.spark.api.deployment import Live, start
+from tiercel.spark.api.moves import MoveHandle, ScaleHandle
+from tiercel.spark.api.streams import LiveStream
+from tiercel.spark.cluster.session import open_session
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 BEAT_S = 0.2
 LOOK_S = 0.002
-AGAIN_S = 0.3  # before a client that failed is made again
-CHANGE_S_MAX = 60.0  # then a change is no longer watched; it may still end
+AGAIN_S = 0.3  # before a failed client is replaced
+CHANGE_S_MAX = 60.0  # after this time a change is no longer watched; it may still end
 EXCESS_S = 1.0  # a doubled row may come last
 FLUSH_S_MAX = 120.0
 
 
 class Channel:
-    """Tells the supervisor, from any thread. What others print to stdout goes to the log instead."""
+    """Sends reports to the supervisor, from any thread. Other output to stdout goes to the log instead."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._out: IO[bytes] = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
 
-    def tell(self, told: talk.Told) -> None:
+    def send(self, report: protocol.Report) -> None:
         with self._lock:
-            self._out.write(talk.encode(told) + b"\n")
+            self._out.write(protocol.encode(report) + b"\n")
 
 
-class Sending(Chore):
-    """One producer: chunk after chunk, recorded first, then frame by frame under numbers that stay."""
+class RowSender(BackgroundTask):
+    """One producer: records each chunk first, then sends its frames under fixed numbers."""
 
     def __init__(self, stream: LiveStream, inputs: Path, seed: int, number: int) -> None:
-        super().__init__(f"chaos-sending-{number}")
+        super().__init__(f"chaos-sender-{number}")
         self._stream, self._seed, self._number = stream, seed, number
         self._site = SITES[number]
         self._name = f"chaos-{self._site}"
         self._record = Inputs(inputs, self._name)
-        self.sent = 0  # frames, those of earlier lives included
+        self.sent = 0  # frames, including those of earlier incarnations
 
     def work(self) -> None:
         done = False
@@ -93,7 +94,7 @@ class Sending(Chore):
                 time.sleep(AGAIN_S)
 
     def _send(self) -> bool:
-        """Until asked to end; only behind a whole chunk, so that all that is recorded is sent."""
+        """Send until asked to end; stops only after a whole chunk, so that everything recorded is sent."""
         with self._stream.producer(self._name, site=self._site) as producer:
             while True:
                 self.sent = producer.client.submitted
@@ -102,7 +103,7 @@ class Sending(Chore):
                     producer.flush(FLUSH_S_MAX)
                     return True
                 for frame in self._recorded(chunk)[begun:]:
-                    producer.client.send_frame(self.sent + 1, list(map(producer.columns.pack, frame)))
+                    producer.client.send_frame(self.sent + 1, list(map(producer.codec.pack, frame)))
                     self.sent += 1
                     time.sleep(FRAME_S)
 
@@ -114,11 +115,11 @@ class Sending(Chore):
         return found
 
 
-class Recording(Chore):
-    """The reader: each entry once, behind what is recorded."""
+class OutputRecorder(BackgroundTask):
+    """The subscriber: records each entry once, after what is already recorded."""
 
     def __init__(self, balances: LiveStream, outputs: Path) -> None:
-        super().__init__("chaos-recording")
+        super().__init__("chaos-recorder")
         self._balances = balances
         self.record = Outputs(outputs)
 
@@ -138,37 +139,39 @@ class Recording(Chore):
                 time.sleep(AGAIN_S)
 
 
-class Changing(Chore):
-    """Carries changes out, one request after the other; what they become runs side by side."""
+class ChangeRunner(BackgroundTask):
+    """Starts changes one after the other; the changes themselves run concurrently."""
 
     def __init__(self, live: Live, channel: Channel) -> None:
-        super().__init__("chaos-changing")
+        super().__init__("chaos-changes")
         self._live, self._channel = live, channel
-        self.wanted: queue.Queue[talk.Wanted | None] = queue.Queue()
+        self.requests: queue.Queue[protocol.ChangeRequest | None] = queue.Queue()
         self._watching: list[threading.Thread] = []
 
     def work(self) -> None:
-        while (wanted := self.wanted.get()) is not None:
+        while (request := self.requests.get()) is not None:
             try:
-                self._begin(wanted)
-            except Exception as error:  # whatever it is: it is told, and the next one is tried
-                self._channel.tell(talk.Ended(wanted.number, "refused", time.monotonic(), str(error)))
+                self._begin(request)
+            except Exception as error:  # reported; the next request is tried
+                self._channel.send(protocol.Ended(request.number, "refused", time.monotonic(), str(error)))
         for thread in self._watching:
             thread.join()
 
-    def _begin(self, wanted: talk.Wanted) -> None:
-        change = wanted.change
+    def _begin(self, request: protocol.ChangeRequest) -> None:
+        change = request.change
         if change.what == "scale":
-            handle: Moving | Scaling = self._live.scale(OPERATOR, change.instances, strategy=change.strategy)
+            handle: MoveHandle | ScaleHandle = self._live.scale(
+                OPERATOR, change.instances, strategy=change.strategy
+            )
         else:
             handle = self._move(change)
-        self._channel.tell(talk.Begun(wanted.number, change.what, time.monotonic()))
-        watching = threading.Thread(target=self._watch, args=(wanted.number, handle), daemon=True)
+        self._channel.send(protocol.Begun(request.number, change.what, time.monotonic()))
+        watching = threading.Thread(target=self._watch, args=(request.number, handle), daemon=True)
         self._watching.append(watching)
         watching.start()
 
-    def _move(self, change: Change) -> Moving:
-        """Some of what one instance owns to another one."""
+    def _move(self, change: Change) -> MoveHandle:
+        """Move some keys or slots of one instance to another."""
         owners = self._live.owners(OPERATOR, range(ACCOUNTS))
         slots = self._live.status().operators[OPERATOR]
         source = chosen(sorted(set(owners.values())), change.source)
@@ -183,28 +186,30 @@ class Changing(Chore):
             some |= {"source": source, "slots": range(int(change.share * sum(slots.values())))}
         return self._live.move(OPERATOR, **some)
 
-    def _watch(self, number: int, handle: Moving | Scaling) -> None:
+    def _watch(self, number: int, handle: MoveHandle | ScaleHandle) -> None:
         give_up = time.monotonic() + CHANGE_S_MAX
         while not handle.done and time.monotonic() < give_up:
             time.sleep(LOOK_S)
         at_s = time.monotonic()
         if not handle.done:
             how, reason = "open", f"not ended after {CHANGE_S_MAX:g} s"
-        elif isinstance(handle, Scaling):
+        elif isinstance(handle, ScaleHandle):
             how, reason = "done", ""
         else:
             undone = [report for report in handle.reports() if report.state == "undone"]
             how, reason = ("undone", undone[0].reason) if undone else ("done", "")
-        self._channel.tell(talk.Ended(number, how, at_s, reason))
+        self._channel.send(protocol.Ended(number, how, at_s, reason))
 
 
-class Beating(Chore):
-    """Tells again and again how far everything is."""
+class HeartbeatSender(BackgroundTask):
+    """Reports the progress of all tasks at short intervals."""
 
-    def __init__(self, live: Live, channel: Channel, sending: list[Sending], recording: Recording) -> None:
-        super().__init__("chaos-beating")
+    def __init__(
+        self, live: Live, channel: Channel, senders: list[RowSender], recorder: OutputRecorder
+    ) -> None:
+        super().__init__("chaos-heartbeat")
         self._live, self._channel = live, channel
-        self._sending, self._recording = sending, recording
+        self._sending, self._recording = senders, recorder
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -212,7 +217,7 @@ class Beating(Chore):
 
     def work(self) -> None:
         while not self.ending.wait(BEAT_S):
-            self._channel.tell(talk.Beat(*self.counts, self._live.failures))
+            self._channel.send(protocol.Heartbeat(*self.counts, self._live.failures))
 
 
 def serve(live: Live, records: Path, seed: int, channel: Channel) -> None:
@@ -222,32 +227,35 @@ def serve(live: Live, records: Path, seed: int, channel: Channel) -> None:
     )
     live.deploy()
     moves = live.status().moves.values()
-    sending = [Sending(transfers, records / "inputs", seed, n) for n in range(len(SITES))]
-    recording = Recording(balances, records / "outputs")
-    changing, beating = Changing(live, channel), Beating(live, channel, sending, recording)
-    for chore in (*sending, recording, changing, beating):
-        chore.start()
-    channel.tell(talk.Ready(sum(state in ("queued", "asked") for state in moves)))
+    senders = [RowSender(transfers, records / "inputs", seed, n) for n in range(len(SITES))]
+    recorder = OutputRecorder(balances, records / "outputs")
+    change_runner, heartbeat_sender = (
+        ChangeRunner(live, channel),
+        HeartbeatSender(live, channel, senders, recorder),
+    )
+    for task in (*senders, recorder, change_runner, heartbeat_sender):
+        task.start()
+    channel.send(protocol.Ready(sum(state in ("queued", "asked") for state in moves)))
     for line in sys.stdin.buffer:
-        asked = talk.decode_asked(line)
-        if isinstance(asked, talk.Finish):
+        command = protocol.decode_command(line)
+        if isinstance(command, protocol.Finish):
             break
-        changing.wanted.put(asked)
+        change_runner.requests.put(command)
     else:
         return  # the supervisor is gone
-    changing.wanted.put(None)
-    changing.end()
-    for each in sending:
+    change_runner.requests.put(None)
+    change_runner.end()
+    for each in senders:
         each.end()
-    _let_come_out(beating)
-    recording.end()
-    beating.end()
-    channel.tell(talk.Finished(*beating.counts))
+    _wait_for_outputs(heartbeat_sender)
+    recorder.end()
+    heartbeat_sender.end()
+    channel.send(protocol.Finished(*heartbeat_sender.counts))
 
 
-def _let_come_out(beating: Beating) -> None:
-    """How long that may take, the supervisor decides. What comes in excess may come last."""
-    while beating.counts[1] < beating.counts[0]:
+def _wait_for_outputs(heartbeat_sender: HeartbeatSender) -> None:
+    """Wait until all rows are out, and a moment longer: a doubled row may come last."""
+    while heartbeat_sender.counts[1] < heartbeat_sender.counts[0]:
         time.sleep(POLL_S)
     time.sleep(EXCESS_S)
 
@@ -258,12 +266,12 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     config = {"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={scratch} {QUICK_JVM}"}
     spark = open_session("tiercel-chaos", master=master, config=config)
-    channel.tell(talk.Opened(spark.sparkContext.applicationId))
+    channel.send(protocol.Opened(spark.sparkContext.applicationId))
     try:
         with start(spark, SITES, storage, **arguments(durability, Path(storage))) as live:
             serve(live, Path(records), int(seed), channel)
     finally:
-        with contextlib.suppress(Exception):  # it may be what has failed
+        with contextlib.suppress(Exception):  # Spark itself may have failed
             spark.stop()
 
 

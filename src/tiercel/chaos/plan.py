@@ -1,10 +1,10 @@
-"""What will be done to a deployment: faults and changes, drawn from one seed.
+"""The plan of a chaos run: faults and changes, drawn from one seed.
 
-Responsible for: which fault comes next, whether into a running move, with which draws.
-Not responsible for: who runs and can be struck (victims.py), striking (supervisor.py), judging (judge.py).
+Responsible for: the next fault, whether it hits a running move, and its random draws.
+Not responsible for: the processes (targets.py), injecting faults (supervisor.py), judging (verdict.py).
 
-Pure: the same seed and kinds give the same plan. Who is struck is a draw in [0, 1), because who runs is
-known only when the time has come.
+Pure: the same seed and kinds give the same plan. The target of a fault is a draw in [0, 1), because the
+running processes are known only at the time of the fault.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Kind(enum.StrEnum):
     ROUTER = "router"  # kill -9 of a router's worker
     REPLICA = "replica"  # kill -9 of the worker that holds others' copies in its memory
     EXECUTOR = "executor"  # kill -9 of an executor with everything on it
-    LOST_DISK = "executor-disk"  # the same, and its disk is gone
+    LOST_DISK = "executor-disk"  # an executor and its disk
     APPLICATION = (
         "application"  # kill -9 of driver, executors and all tasks; then a new one on the same storage
     )
@@ -45,8 +45,8 @@ DECK: Mapping[Kind, int] = {  # so many of each: what takes longest to recover f
     Kind.APPLICATION: 1,
 }
 STRATEGIES = ("live",) * 6 + ("pause",) * 3 + ("restart",)
-IN_MOVE = 0.6  # of all faults; not each finds one that lasts long enough
-OVERLAP = 0.25  # of all faults are not waited for: the next one strikes while they are recovered from
+IN_MOVE = 0.6  # of all faults; some moves end before the fault
+OVERLAP = 0.25  # of all faults: the next one comes before the deployment has recovered
 SCALE = 0.4  # of the faults outside of moves come with a scale-out or scale-in
 CLOUD_MAX, EDGE_MAX = 3, 2
 DELAY_S = (0.0, 0.06)  # into a move
@@ -71,9 +71,9 @@ class Fault(NamedTuple):
 
     kind: Kind
     victim: float
-    seconds: float  # that a process stands still, or a disk is full
+    seconds: float  # for which a process is stopped or a disk is full
     change: Change | None  # asked for before
-    in_move: bool  # strike while that change runs
+    in_move: bool  # inject it while that change runs
     delay_s: float
     overlap: bool
 

@@ -1,10 +1,10 @@
-"""The controller: takes wishes, sees each move through, and starts over from what routers say.
+"""The controller: accepts requests for moves, scaling and recovery, and sees each one through to its end.
 
-Responsible for: queueing moves that overlap, asking again, scale-out and scale-in, its own restart.
-Not responsible for: deciding a move (the source's router's log does), making wishes (policies).
+Responsible for: queueing moves that overlap, repeating requests, scale-out and scale-in, its own restart.
+Not responsible for: deciding a move (the log of the source router does), making requests (policies).
 
-Of each wish only that it exists is stored here; where it stands, the routers know. A controller
-that was restarted asks every router and goes on. It is never in the path of a tuple.
+The controller stores only that a request exists; the routers know its progress. A restarted controller
+queries every router and continues from their answers. No row passes through the controller.
 """
 
 from __future__ import annotations
@@ -14,83 +14,83 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tiercel.control.planner import hand_over, pieces, rebalance
-from tiercel.control.plans import Plan, WantedMove, check_limits, check_plan
+from tiercel.control.planner import hand_over, rebalance, split_move
+from tiercel.control.plans import Plan, PlannedMove, check_limits, check_plan
 from tiercel.core import messages as m
-from tiercel.core.effects import Effect, Launch, Retire, StorageKey
-from tiercel.core.events import Connected, Disconnected, Durable, Event, Received, TimerFired
-from tiercel.core.faults import InvalidRequest
-from tiercel.core.records import Key, Route
-from tiercel.core.routing import overlap
+from tiercel.core.errors import InvalidRequest
+from tiercel.core.machine.effects import Effect, Launch, Retire, StorageKey
+from tiercel.core.machine.events import Connected, Disconnected, Durable, Event, Received, TimerFired
+from tiercel.core.machine.step import Journal, Step
+from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.core.model.keys import Key
+from tiercel.core.model.routing import Route, overlap
+from tiercel.core.model.topology import Topology, operator_of, site_of
 from tiercel.core.settings import Settings
-from tiercel.core.step import Journal, Step
-from tiercel.core.strategies import STRATEGIES
-from tiercel.core.topology import Topology, operator_of, site_of
 
 T = TypeVar("T")
 
 
 class MoveState(enum.Enum):
-    """Where it is; what each phase means stands beside it."""
+    """The progress of a move as the controller sees it."""
 
-    QUEUED = "queued"  # overlaps one that is running
-    ASKED = "asked"  # the source's router was asked, or is at it
+    QUEUED = "queued"  # it overlaps a move that is running
+    ASKED = "asked"  # the controller has asked the source router, which may have started
     DONE = "done"
     UNDONE = "undone"  # aborted or refused; the keys are where they were
 
 
 class TrackedMove(msgspec.Struct):
-    """A move that somebody wants, and where it stands."""
+    """A requested move and its progress."""
 
     move: str
-    wanted: WantedMove
+    wanted: PlannedMove
     state: str = MoveState.QUEUED.value
     reason: str = ""
     retries_left: int = 0
     deadline_ms: float = 0.0
-    again: tuple[str, ...] = ()  # undone, and tried again under these names
+    again: tuple[str, ...] = ()  # names of the moves that retry this undone one
 
 
-class Scale(msgspec.Struct, frozen=True):
-    """A wish: these instances of an operator, evenly loaded; or some in place of others."""
+class ScaleRequest(msgspec.Struct, frozen=True):
+    """A request to run these instances of an operator, evenly loaded or some in place of others."""
 
     operator: str
     instances: tuple[str, ...]
     strategy: str = "live"
-    replacing: dict[str, str] = {}  # who goes -> who gets all that it owns, before anything else moves
-    even: bool = True  # False: who is not replaced keeps what it has
-    emptied: tuple[str, ...] = ()  # whose keys were moved away for this wish: they go even if they are down
+    replacing: dict[str, str] = {}  # old instance -> new one; these moves come first
+    even: bool = True  # False: instances that are not replaced retain their keys
+    emptied: tuple[str, ...] = ()  # this request moved all of their keys; they are retired even if down
 
 
-class Recovery(msgspec.Struct, frozen=True):
-    """A wish: an instance is dead, and these new ones shall have all that it owned."""
+class RecoveryRequest(msgspec.Struct, frozen=True):
+    """A request to give everything that a dead instance owned to new instances."""
 
     recovery: str
     instance: str
-    heirs: tuple[str, ...]
-    given: bool = False  # its router has given the slots away: what is left is to start the heirs
+    successors: tuple[str, ...]
+    given: bool = False  # its router has reassigned the slots; only the successors are left to start
 
 
 class Controller:
-    """Runs moves. `items` is what its storage held when it started."""
+    """Runs moves. `items` are the contents of its storage at the start."""
 
     def __init__(self, topology: Topology, settings: Settings, items: dict[StorageKey, Any]) -> None:
         self.topology = topology
         self.settings = settings
         self.journal = Journal()
         self.moves: dict[str, TrackedMove] = {}
-        self.scales: dict[str, Scale] = {}
+        self.scales: dict[str, ScaleRequest] = {}
         self.slots: dict[str, dict[int, Route]] = {name: {} for name in topology.operators}
         self.overrides: dict[str, dict[Key, Route]] = {name: {} for name in topology.operators}
         self._questions = 0
-        self._versions: dict[str, dict[str, tuple[int, int]]] = {}  # site -> versions of the tables it told
-        self.answered: dict[str, int] = {}  # site -> the newest question whose answer is in the tables
-        self.running: dict[str, int] = {}  # instance -> how many keys it has, as it last told
-        self.heard: set[str] = set()
+        self._versions: dict[str, dict[str, tuple[int, int]]] = {}  # site -> versions of its last tables
+        self.answered: dict[str, int] = {}  # site -> the newest query whose answer is in the tables
+        self.running: dict[str, int] = {}  # instance -> the number of keys that it last reported
+        self.sites_reported: set[str] = set()
         self.next_id = 1
         self.retiring: set[str] = set()
-        self.recoveries: dict[str, Recovery] = {}
-        self.refused: dict[str, str] = {}  # recoveries that could not be, and why
+        self.recoveries: dict[str, RecoveryRequest] = {}
+        self.refused: dict[str, str] = {}  # recovery -> why its router refused it
         for key, value in items.items():
             match key:
                 case ("move", move):
@@ -107,12 +107,12 @@ class Controller:
                     raise KeyError(key)
         self.moves = dict(sorted(self.moves.items(), key=lambda item: _turn(item[0])))
 
-    # -- wishes ------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------
 
     def request(
         self, plan: Plan, now_ms: float, retries: int = 0, deadline_ms: float | None = None
     ) -> tuple[list[str], list[Effect]]:
-        """Take a plan. Raises `InvalidRequest` and changes nothing if it has a fault."""
+        """Accept a plan. Raises `InvalidRequest` and changes nothing if the plan has a fault."""
         check_plan(plan, self.topology)
         check_limits(deadline_ms, retries)
         step = Step(now_ms)
@@ -120,34 +120,34 @@ class Controller:
         self._start_what_can(step)
         return names, self.journal.commit(step)
 
-    def scale(self, wish: Scale, now_ms: float) -> list[Effect]:
-        """Launch what is missing, then even the load out, then retire what is not wanted."""
-        self.topology.operator(wish.operator)
-        if wish.strategy not in STRATEGIES:
-            raise InvalidRequest.unknown("strategy", wish.strategy, sorted(STRATEGIES))
-        if not wish.instances:
+    def scale(self, request: ScaleRequest, now_ms: float) -> list[Effect]:
+        """Launch missing instances, then rebalance the slots, then retire instances that are not wanted."""
+        self.topology.operator(request.operator)
+        if request.strategy not in STRATEGIES:
+            raise InvalidRequest.unknown("strategy", request.strategy, sorted(STRATEGIES))
+        if not request.instances:
             raise InvalidRequest("no instances were named", "expected at least one")
-        for instance in wish.instances:
-            if operator_of(instance) != wish.operator:
-                what = f"{instance!r} is not an instance of {wish.operator!r}"
+        for instance in request.instances:
+            if operator_of(instance) != request.operator:
+                what = f"{instance!r} is not an instance of {request.operator!r}"
                 raise InvalidRequest(what)
             self.topology.site(site_of(instance))
-        for gone, instead in wish.replacing.items():
-            if gone in wish.instances or instead not in wish.instances:
+        for gone, instead in request.replacing.items():
+            if gone in request.instances or instead not in request.instances:
                 what = f"{instead!r} in place of {gone!r}"
-                raise InvalidRequest(what, "expected the second to be wanted, and the first not")
+                raise InvalidRequest(what, "expected the new instance in the request, and not the old one")
         step = Step(now_ms)
-        self.scales[wish.operator] = wish
-        step.put(("scale", wish.operator), wish)
+        self.scales[request.operator] = request
+        step.put(("scale", request.operator), request)
         self._ask_status(step)
         return self.journal.commit(step)
 
-    def recover(self, instance: str, heirs: tuple[str, ...], now_ms: float) -> tuple[str, list[Effect]]:
-        """New instances take over from one that died, each a share of its slots; returns the wish's name."""
+    def recover(self, instance: str, successors: tuple[str, ...], now_ms: float) -> tuple[str, list[Effect]]:
+        """Let successors take over a dead instance, each a share of its slots; returns the recovery name."""
         operator = self.topology.operator(operator_of(instance))
         if operator.name in self.scales:
             what = f"{operator.name!r} is being scaled"
-            raise InvalidRequest(what, "expected an operator at rest", "wait until that has ended")
+            raise InvalidRequest(what, "expected an operator that is not scaled", "wait until that has ended")
         if any(known.instance == instance for known in self.recoveries.values()):
             what = f"{instance!r} is being recovered"
             raise InvalidRequest(what, "expected one recovery at a time", "wait until that has ended")
@@ -155,60 +155,62 @@ class Controller:
         name = f"r{self.next_id}"
         self.next_id += 1
         step.put(("next_id",), self.next_id)
-        self._keep(step, Recovery(name, instance, heirs))
+        self._keep(step, RecoveryRequest(name, instance, successors))
         self._pursue(step)
         step.timer("retry", now_ms + self.settings.retry_ms)
         return name, self.journal.commit(step)
 
-    def _keep(self, step: Step, wish: Recovery) -> None:
-        self.recoveries[wish.recovery] = wish
-        step.put(("recovery", wish.recovery), wish)
+    def _keep(self, step: Step, request: RecoveryRequest) -> None:
+        self.recoveries[request.recovery] = request
+        step.put(("recovery", request.recovery), request)
 
     def _pursue(self, step: Step) -> None:
-        """Ask again for what was not answered; start the heirs that do not run."""
-        for wish in list(self.recoveries.values()):
-            if not wish.given:
-                request = m.Succession(wish.recovery, wish.instance, wish.heirs)
-                step.send_durable(site_of(wish.instance), request)
+        """Repeat takeover requests without an answer; launch successors that do not run."""
+        for request in list(self.recoveries.values()):
+            if not request.given:
+                takeover = m.TakeoverRequest(request.recovery, request.instance, request.successors)
+                step.send_durable(site_of(request.instance), takeover)
                 continue
-            missing = [heir for heir in wish.heirs if heir not in self.running]
-            for heir in missing:
-                step.effects.append(Launch(heir))
+            missing = [successor for successor in request.successors if successor not in self.running]
+            for successor in missing:
+                step.effects.append(Launch(successor))
             if not missing:
-                self._end_recovery(step, wish)
+                self._end_recovery(step, request)
 
-    def _end_recovery(self, step: Step, wish: Recovery) -> None:
-        del self.recoveries[wish.recovery]
-        step.delete(("recovery", wish.recovery))
+    def _end_recovery(self, step: Step, request: RecoveryRequest) -> None:
+        del self.recoveries[request.recovery]
+        step.delete(("recovery", request.recovery))
 
-    def _on_succession(self, step: Step, wish: Recovery, status: m.MoveStatus) -> None:
-        step.note(f"{wish.recovery} {status.phase} {status.reason}")
-        if status.phase != "done":
-            self.refused[wish.recovery] = status.reason
-            self._end_recovery(step, wish)
-        elif not wish.given:
-            self._keep(step, msgspec.structs.replace(wish, given=True))
-            self.retiring.add(wish.instance)  # it owns nothing now; should it come back, it is let go
-            step.put(("retiring", wish.instance), True)
-            step.send(
-                site_of(wish.instance), m.Retirement(wish.instance)
-            )  # or it would restore it all for nobody
+    def _on_takeover_status(self, step: Step, request: RecoveryRequest, status: m.MoveStatus) -> None:
+        step.note(f"{request.recovery} {status.phase} {status.reason}")
+        if status.outcome is not m.MoveOutcome.DONE:
+            self.refused[request.recovery] = status.reason
+            self._end_recovery(step, request)
+        elif not request.given:
+            self._keep(step, msgspec.structs.replace(request, given=True))
+            self.retiring.add(request.instance)  # it owns nothing now: its router lets it go if it returns
+            step.put(("retiring", request.instance), True)
+            # without this message a returning process would restore state that it no longer owns
+            step.send(site_of(request.instance), m.Retirement(request.instance))
             self._pursue(step)
 
     def ask_status(self, now_ms: float) -> tuple[int, list[Effect]]:
-        """Ask every router for its tables and moves; `answered` has reached this number once they told."""
+        """Query every router for its tables and moves.
+
+        Returns the number of the query; a router has answered once `answered` has reached it.
+        """
         step = Step(now_ms)
         self._ask_status(step)
         return self._questions, self.journal.commit(step)
 
-    def _add(self, step: Step, wanted: WantedMove, retries: int, deadline_ms: float | None) -> list[str]:
-        """Take on a move: m7 or, if it is large and its keys need not stop together, m7.1, m7.2, ..."""
+    def _add(self, step: Step, wanted: PlannedMove, retries: int, deadline_ms: float | None) -> list[str]:
+        """Queue a move as m7. A large one whose keys need not stop together becomes m7.1, m7.2, ..."""
         whole = f"m{self.next_id}"
         self.next_id += 1
         step.put(("next_id",), self.next_id)
         parts = [wanted.keys]
-        if not STRATEGIES[wanted.strategy].flips_first:
-            parts = pieces(wanted.keys, self.settings.piece_keys, self._keys_per_slot(wanted))
+        if STRATEGIES[wanted.strategy].splits:
+            parts = split_move(wanted.keys, self.settings.flip_keys_max, self._keys_per_slot(wanted))
         limit = deadline_ms if deadline_ms is not None else self.settings.move_deadline_ms
         names = [whole] if len(parts) == 1 else [f"{whole}.{n}" for n in range(1, len(parts) + 1)]
         for name, keys in zip(names, parts, strict=True):
@@ -217,14 +219,14 @@ class Controller:
             self._save(step, self.moves[name])
         return names
 
-    def _keys_per_slot(self, wanted: WantedMove) -> float:
+    def _keys_per_slot(self, wanted: PlannedMove) -> float:
         owned = sum(1 for route in self.slots[wanted.operator].values() if route.instance == wanted.source)
         return self.running.get(wanted.source, 0) / owned if owned else 0.0
 
     def _save(self, step: Step, tracked: TrackedMove) -> None:
         step.put(("move", tracked.move), msgspec.structs.replace(tracked))
 
-    # -- the one entry -----------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
         step = Step(now_ms)
@@ -272,7 +274,7 @@ class Controller:
     # -- moves -------------------------------------------------------------------------------
 
     def _start_what_can(self, step: Step) -> None:
-        """Disjoint moves run side by side, a few of each instance; one that overlaps waits its turn."""
+        """Start queued moves: disjoint ones run in parallel, a few per source; an overlapping one waits."""
         busy = [t for t in self.moves.values() if t.state == MoveState.ASKED.value]
         for tracked in self.moves.values():
             if tracked.state != MoveState.QUEUED.value:
@@ -288,10 +290,10 @@ class Controller:
             self._ask(step, tracked)
             step.timer("retry", step.now_ms + self.settings.retry_ms)
 
-    def _overlap(self, a: WantedMove, b: WantedMove) -> bool:
+    def _overlap(self, a: PlannedMove, b: PlannedMove) -> bool:
         if a.operator != b.operator:
             return False
-        alone = STRATEGIES[a.strategy].halts or STRATEGIES[b.strategy].halts
+        alone = STRATEGIES[a.strategy].restarts or STRATEGIES[b.strategy].restarts
         return alone or overlap(a.keys, b.keys, self.topology.operators[a.operator].slots)
 
     def _ask(self, step: Step, tracked: TrackedMove) -> None:
@@ -305,19 +307,19 @@ class Controller:
 
     def _on_status(self, step: Step, status: m.MoveStatus) -> None:
         if status.move in self.recoveries:
-            self._on_succession(step, self.recoveries[status.move], status)
+            self._on_takeover_status(step, self.recoveries[status.move], status)
             return
         tracked = self.moves.get(status.move)
         if tracked is None or tracked.state not in (MoveState.ASKED.value, MoveState.QUEUED.value):
             return
-        if status.phase == "done":
+        if status.outcome is m.MoveOutcome.DONE:
             tracked.state = MoveState.DONE.value
-        elif status.phase in ("aborted", "refused"):
+        elif status.outcome is not None:
             tracked.reason = status.reason
             if tracked.retries_left > 0:
                 again = self._add(step, tracked.wanted, tracked.retries_left - 1, tracked.deadline_ms)
                 tracked.again = tuple(again)
-            tracked.state = MoveState.UNDONE.value  # last: whoever looks on must not miss the next try
+            tracked.state = MoveState.UNDONE.value  # last: a watcher must see the retry before it sees this
         else:
             return
         step.note(f"{tracked.move} {tracked.state} {tracked.reason}")
@@ -325,9 +327,9 @@ class Controller:
         self._start_what_can(step)
 
     def _on_status_reply(self, step: Step, site: str, reply: m.StatusReply) -> None:
-        self.heard.add(site)
+        self.sites_reported.add(site)
         self.running = {i: n for i, n in self.running.items() if site_of(i) != site} | reply.attached
-        for operator, update in reply.tables.items():  # each in one go: others look at them meanwhile
+        for operator, update in reply.tables.items():  # one assignment per table: other threads read them
             slots, overrides = self.slots[operator], self.overrides[operator]
             self.slots[operator] = _newest(slots, site, update.slots)
             self.overrides[operator] = _newest(overrides, site, update.keys)
@@ -341,41 +343,41 @@ class Controller:
     # -- scaling -----------------------------------------------------------------------------
 
     def _scale_on(self, step: Step) -> None:
-        if self.heard != set(self.topology.sites):
+        if self.sites_reported != set(self.topology.sites):
             return
-        for wish in list(self.scales.values()):
-            missing = [i for i in wish.instances if i not in self.running]
+        for request in list(self.scales.values()):
+            missing = [i for i in request.instances if i not in self.running]
             for instance in missing:
                 step.effects.append(Launch(instance))
-            busy = any(t.wanted.operator == wish.operator for t in self.active)
-            slots = self.slots[wish.operator]
-            if missing or busy or len(slots) < self.topology.operators[wish.operator].slots:
+            busy = any(t.wanted.operator == request.operator for t in self.active)
+            slots = self.slots[request.operator]
+            if missing or busy or len(slots) < self.topology.operators[request.operator].slots:
                 continue
-            overrides = self.overrides[wish.operator]
-            planned = hand_over(wish.operator, slots, overrides, wish.replacing, wish.strategy)
-            if not planned and wish.even:
-                planned = rebalance(wish.operator, slots, overrides, wish.instances, wish.strategy)
+            overrides = self.overrides[request.operator]
+            planned = hand_over(request.operator, slots, overrides, request.replacing, request.strategy)
+            if not planned and request.even:
+                planned = rebalance(request.operator, slots, overrides, request.instances, request.strategy)
             for wanted in planned:
                 self._add(step, wanted, 0, None)
             if planned:
-                emptied = {*wish.emptied, *(move.source for move in planned)}.difference(wish.instances)
-                wish = msgspec.structs.replace(wish, emptied=tuple(sorted(emptied)))
-                self.scales[wish.operator] = wish
-                step.put(("scale", wish.operator), wish)
+                emptied = {*request.emptied, *(move.source for move in planned)}.difference(request.instances)
+                request = msgspec.structs.replace(request, emptied=tuple(sorted(emptied)))
+                self.scales[request.operator] = request
+                step.put(("scale", request.operator), request)
                 self._start_what_can(step)
-                self.heard.clear()  # decide the next round on fresh tables
+                self.sites_reported.clear()  # decide the next round on fresh tables
                 continue
-            running = {i for i in self.running if operator_of(i) == wish.operator}
-            for instance in sorted((running | {*wish.emptied}).difference(wish.instances)):
+            running = {i for i in self.running if operator_of(i) == request.operator}
+            for instance in sorted((running | {*request.emptied}).difference(request.instances)):
                 self.retiring.add(instance)
                 step.put(("retiring", instance), True)
-            del self.scales[wish.operator]
-            step.delete(("scale", wish.operator))
+            del self.scales[request.operator]
+            step.delete(("scale", request.operator))
         for instance in sorted(self.retiring):
             step.send(site_of(instance), m.Retirement(instance))
 
     def _on_retirement_reply(self, step: Step, reply: m.RetirementReply) -> None:
-        """Its router lets it go; or someone gave it keys again, then it stays."""
+        """Retire an instance that its router lets go. An instance that owns keys again stays."""
         if reply.instance in self.retiring:
             self.retiring.discard(reply.instance)
             step.delete(("retiring", reply.instance))
@@ -384,11 +386,11 @@ class Controller:
 
 
 def _turn(move: str) -> list[int]:
-    """m9 was asked for before m10, whichever a store gives first."""
+    """The order in which moves were requested: m9 before m10, whatever order the store returns."""
     return [int(number) for number in move.removeprefix("m").split(".")]
 
 
-def _newest(known: dict[T, Route], site: str, told: dict[T, Route]) -> dict[T, Route]:
-    """With what a site tells of its own; its answer may be older than that of who owns it now."""
+def _newest(known: dict[T, Route], site: str, reported: dict[T, Route]) -> dict[T, Route]:
+    """The known routes with a site's report merged in. The report may be older than the new owner's."""
     others = {what: route for what, route in known.items() if route.site != site}
-    return others | {w: r for w, r in told.items() if w not in others or others[w].epoch < r.epoch}
+    return others | {w: r for w, r in reported.items() if w not in others or others[w].epoch < r.epoch}

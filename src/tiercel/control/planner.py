@@ -1,7 +1,7 @@
-"""Turning a wish (these instances, evenly) into moves. Pure: tables in, moves out.
+"""The planner: turns a request for instances into moves. It is pure: routing tables in, moves out.
 
-Responsible for: which slots move from whom to whom, as few as possible; one instance in place of another.
-Not responsible for: when (policies), how (strategies), doing it (controller.py).
+Responsible for: choosing the slots to move, as few as possible; replacing one instance by another.
+Not responsible for: the time of a move (policies), its strategy, carrying it out (controller.py).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from tiercel.control.plans import WantedMove
-from tiercel.core.records import Key, KeySet, Route
-from tiercel.core.routing import slot_of
+from tiercel.control.plans import PlannedMove
+from tiercel.core.model.keys import Key, KeySet
+from tiercel.core.model.routing import Route, slot_of
 
 T = TypeVar("T")
 
 
-def pieces(keys: KeySet, at_most: int, keys_per_slot: float) -> list[KeySet]:
-    """A key set in parts of about `at_most` keys, so that none of them stops for the sake of the others."""
+def split_move(keys: KeySet, at_most: int, keys_per_slot: float) -> list[KeySet]:
+    """Split a key set into parts of about `at_most` keys, so that a key stops only for its own part."""
     if keys.keys:
         return [KeySet(keys=frozenset(some)) for some in _batches(sorted(keys.keys), at_most)]
     slots = max(1, int(at_most / keys_per_slot)) if keys_per_slot else len(keys.slots)
@@ -37,7 +37,7 @@ def rebalance(
     overrides: dict[Key, Route],
     wanted: Sequence[str],
     strategy: str = "live",
-) -> list[WantedMove]:
+) -> list[PlannedMove]:
     """Moves that leave every wanted instance with an even share of the slots, and the others with nothing.
 
     An instance that keeps slots keeps its lowest ones; only the surplus moves. Overrides move only
@@ -59,7 +59,7 @@ def rebalance(
             source, slot = surplus.pop()
             moves.setdefault((source, name), set()).add(slot)
     planned = [
-        WantedMove(operator, KeySet(slots=frozenset(s)), source, destination, strategy)
+        PlannedMove(operator, KeySet(slots=frozenset(s)), source, destination, strategy)
         for (source, destination), s in sorted(moves.items())
     ]
     homeless: dict[str, set[Key]] = {}
@@ -68,7 +68,7 @@ def rebalance(
             homeless.setdefault(route.instance, set()).add(key)
     for source in sorted(homeless):
         planned.append(
-            WantedMove(
+            PlannedMove(
                 operator, KeySet(keys=frozenset(homeless[source])), source, sorted(wanted)[0], strategy
             )
         )
@@ -81,11 +81,11 @@ def hand_over(
     overrides: Mapping[Key, Route],
     replacing: Mapping[str, str],
     strategy: str = "live",
-) -> list[WantedMove]:
+) -> list[PlannedMove]:
     """Moves that give everything of an instance to the one in its place, and leave all others alone.
 
-    Slots take along the single keys that live with them. Keys that came from elsewhere are a move of
-    their own, which shares no key with that of the slots.
+    A slot brings along the overridden keys with the same owner. Overridden keys of other slots form a
+    move of their own, which shares no key with the move of the slots.
     """
     planned = []
     for source, destination in sorted(replacing.items()):
@@ -97,5 +97,5 @@ def hand_over(
         )
         for keys in (KeySet(slots=owned), KeySet(keys=single)):
             if keys.slots or keys.keys:
-                planned.append(WantedMove(operator, keys, source, destination, strategy))
+                planned.append(PlannedMove(operator, keys, source, destination, strategy))
     return planned

@@ -1,7 +1,7 @@
-"""Plans: moves that someone wants, and the closed list of faults that make a plan impossible.
+"""Plans: requested moves, and the closed list of faults that make a plan impossible.
 
-Responsible for: validating a plan before any step is taken, with an error that names the value, what
-    is allowed and how to list it.
+Responsible for: validating a plan before any move starts. Each error names the value, the allowed values
+    and the command that lists them.
 Not responsible for: making plans (planner.py), carrying them out (controller.py).
 """
 
@@ -12,17 +12,17 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tiercel.core.faults import InvalidRequest
-from tiercel.core.records import KeySet
-from tiercel.core.routing import check_keys, overlap
-from tiercel.core.strategies import STRATEGIES
-from tiercel.core.topology import Topology, operator_of, site_of
+from tiercel.core.errors import InvalidRequest
+from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.core.model.keys import KeySet
+from tiercel.core.model.routing import check_keys, overlap
+from tiercel.core.model.topology import Topology, operator_of, site_of
 
 LIST_INSTANCES = "list them with: tiercel sim --list instances"
 
 
-class WantedMove(msgspec.Struct, frozen=True):
-    """One move that somebody wants."""
+class PlannedMove(msgspec.Struct, frozen=True):
+    """One requested move."""
 
     operator: str
     keys: KeySet
@@ -32,13 +32,13 @@ class WantedMove(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Moves, and why. The reason is shown next to each of them."""
+    """Moves, and the reason that is shown next to each of them."""
 
-    moves: tuple[WantedMove, ...]
+    moves: tuple[PlannedMove, ...]
     reason: str
 
 
-class Fault(enum.Enum):
+class PlanFault(enum.Enum):
     """Everything that can be wrong with a plan."""
 
     UNKNOWN_OPERATOR = "unknown operator"
@@ -54,9 +54,9 @@ class Fault(enum.Enum):
 
 def faults_of(
     plan: Plan, topology: Topology, running: Iterable[str] | None = None
-) -> list[tuple[Fault, InvalidRequest]]:
+) -> list[tuple[PlanFault, InvalidRequest]]:
     """All faults of a plan; an empty list means that it may be carried out."""
-    found: list[tuple[Fault, InvalidRequest]] = []
+    found: list[tuple[PlanFault, InvalidRequest]] = []
     alive = set(running) if running is not None else None
     for index, move in enumerate(plan.moves):
         found += _faults_of_move(move, topology, alive)
@@ -66,7 +66,7 @@ def faults_of(
                 what = f"moves {plan.moves.index(other)} and {index} share keys of {move.operator!r}"
                 found.append(
                     (
-                        Fault.OVERLAPPING,
+                        PlanFault.OVERLAPPING,
                         InvalidRequest(
                             what, "expected disjoint key sets", "make one move of them, or two plans"
                         ),
@@ -76,49 +76,52 @@ def faults_of(
 
 
 def _faults_of_move(
-    move: WantedMove, topology: Topology, alive: set[str] | None
-) -> list[tuple[Fault, InvalidRequest]]:
-    found: list[tuple[Fault, InvalidRequest]] = []
+    move: PlannedMove, topology: Topology, alive: set[str] | None
+) -> list[tuple[PlanFault, InvalidRequest]]:
+    found: list[tuple[PlanFault, InvalidRequest]] = []
     operator = topology.operators.get(move.operator)
     if operator is None:
         return [
             (
-                Fault.UNKNOWN_OPERATOR,
+                PlanFault.UNKNOWN_OPERATOR,
                 InvalidRequest.unknown("operator", move.operator, sorted(topology.operators)),
             )
         ]
     strategy = STRATEGIES.get(move.strategy)
     if strategy is None:
         found.append(
-            (Fault.UNKNOWN_STRATEGY, InvalidRequest.unknown("strategy", move.strategy, sorted(STRATEGIES)))
+            (
+                PlanFault.UNKNOWN_STRATEGY,
+                InvalidRequest.unknown("strategy", move.strategy, sorted(STRATEGIES)),
+            )
         )
     elif strategy.needs_determinism and not operator.deterministic:
         what = f"strategy {move.strategy!r} runs {operator.name!r} twice, which is declared non-deterministic"
-        found.append((Fault.NOT_DETERMINISTIC, InvalidRequest(what, "expected a flip-first strategy")))
+        found.append((PlanFault.NOT_DETERMINISTIC, InvalidRequest(what, "expected a flip-first strategy")))
     try:
         check_keys(move.keys, operator)
     except InvalidRequest as error:
-        found.append((Fault.KEYS, error))
+        found.append((PlanFault.KEYS, error))
     for instance in (move.source, move.destination):
         if operator_of(instance) != move.operator:
             what = f"{instance!r} is not an instance of {move.operator!r}"
             found.append(
                 (
-                    Fault.WRONG_OPERATOR,
+                    PlanFault.WRONG_OPERATOR,
                     InvalidRequest(what, f"expected a name like {move.operator}@site#0", LIST_INSTANCES),
                 )
             )
         elif site_of(instance) not in topology.sites:
             unknown = InvalidRequest.unknown("site", site_of(instance), sorted(topology.sites))
-            found.append((Fault.UNKNOWN_SITE, unknown))
+            found.append((PlanFault.UNKNOWN_SITE, unknown))
     if move.source == move.destination:
         what = f"move from {move.source!r} to itself"
         found.append(
-            (Fault.TO_ITSELF, InvalidRequest(what, "expected two different instances", LIST_INSTANCES))
+            (PlanFault.TO_ITSELF, InvalidRequest(what, "expected two different instances", LIST_INSTANCES))
         )
     if alive is not None and move.destination not in alive:
         dead = InvalidRequest.unknown("running instance", move.destination, sorted(alive))
-        found.append((Fault.DEAD_TARGET, dead))
+        found.append((PlanFault.DEAD_TARGET, dead))
     return found
 
 

@@ -1,7 +1,7 @@
-"""The ends of a deployment: fixed producers, mobile sources, subscribers. Sans-IO like the rest.
+"""The clients of a deployment: fixed producers, mobile sources and subscribers, without IO.
 
-Responsible for: what a client keeps until it is acknowledged, and what it repeats after a reconnect.
-Not responsible for: where rows come from (a caller's `submit`) and go to (`entries`).
+Responsible for: retaining frames until they are acknowledged, and repeating them after a reconnect.
+Not responsible for: the origin of rows (the caller of `submit`) and their use (the reader of `entries`).
 """
 
 from __future__ import annotations
@@ -9,28 +9,29 @@ from __future__ import annotations
 from collections import deque
 
 from tiercel.core import messages as m
-from tiercel.core.effects import Effect, Send
-from tiercel.core.events import Connected, Disconnected, Event, Received
-from tiercel.core.records import Row, StreamEntry
+from tiercel.core.machine.effects import Effect, Send
+from tiercel.core.machine.events import Connected, Disconnected, Event, Received
+from tiercel.core.model.log import Row, StreamEntry
 
-WINDOW_FRAMES_MAX = 64  # frames a producer has under way; the router slows it down by not acknowledging
+WINDOW_FRAMES_MAX = 64  # unacknowledged frames of a producer; the router slows it down by delaying acks
 
 
 class Producer:
-    """A producer that stays with one site for life; each frame is kept until it is durable there.
+    """A producer of one site. It retains each frame until the frame is durable there.
 
-    `life` tells programs apart that use one name: the latest has it, and the others send no more.
+    `incarnation` distinguishes programs that use the same name: the latest one owns the name and fences
+    the others.
     """
 
-    def __init__(self, name: str, site: str, life: str = "") -> None:
+    def __init__(self, name: str, site: str, incarnation: str = "") -> None:
         self.name = name
         self.site = site
-        self.life = life
+        self.incarnation = incarnation
         self.acknowledged = 0
         self.submitted = 0
-        self.greeted = False  # the router has said where we are
-        self.rival = False  # somebody else sends under our name: the numbers are no longer ours
-        self.forgotten = 0  # frames that were acknowledged, and that the router does not know any more
+        self.greeted = False  # the router has answered with the last number it has
+        self.rival = False  # another program sends under our name: the numbers are no longer ours
+        self.forgotten = 0  # acknowledged frames that the router has lost
         self._met = False  # greeted at least once
         self._sent_ever = 0  # unlike `_sent`, over all connections
         self._frames: deque[m.Produce] = deque()  # not acknowledged, in order
@@ -39,7 +40,7 @@ class Producer:
     def submit(
         self, stream: str, rows: list[Row], watermark_ms: int | None = None, *, initial: bool = False
     ) -> list[Effect]:
-        """Take rows; they are safe when `acknowledged` has reached the number this returns effects for."""
+        """Submit rows as frame `submitted`; they are durable once `acknowledged` has reached its number."""
         self.submitted += 1
         self._frames.append(m.Produce(self.name, self.submitted, stream, rows, watermark_ms, initial))
         return self._pump()
@@ -47,13 +48,13 @@ class Producer:
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
         match event:
             case Connected(peer=self.site):
-                return [Send(self.site, m.Hello(self.name, self.life, self._met))]
+                return [Send(self.site, m.Hello(self.name, self.incarnation, self._met))]
             case Disconnected(peer=self.site):
                 self.greeted = False
-            case Received(message=m.ProducerMark(seq=seq, greets=greets)):
-                if self.greeted or greets == self.life:
+            case Received(message=m.ProducerAck(seq=seq, greets=greets)):
+                if self.greeted or greets == self.incarnation:
                     return self._on_mark(seq)
-                # else what an earlier program of this name is told late: more of its frames may be under way
+                # else a late answer to an earlier program of this name, whose frames may be in flight
             case Received(message=m.ProducerFenced()):
                 self.rival = True
             case _:
@@ -64,12 +65,12 @@ class Producer:
         first = not self.greeted
         self.greeted = True
         self.rival = self.rival or (self._met and seq > self._sent_ever)
-        if first and self._met:  # a disk was lost, and its backup had not got so far
+        if first and self._met:  # a disk was lost, and its backup is older than our acks
             self.forgotten = max(self.forgotten, self.acknowledged - seq)
         self._met = True
         self._sent_ever = max(self._sent_ever, seq)
         self.acknowledged = max(self.acknowledged, seq)
-        self.submitted = max(self.submitted, seq)  # an earlier life of ours sent these
+        self.submitted = max(self.submitted, seq)  # an earlier incarnation sent these
         while self._frames and self._frames[0].seq <= seq:
             self._frames.popleft()
         self._sent = seq if first else max(self._sent, seq)
@@ -90,7 +91,7 @@ class Producer:
 
 
 class MobileSource:
-    """A source that changes sites. It numbers its rows per key, so the way they take does not matter."""
+    """A source that changes sites. It numbers its rows per key, so that their path does not matter."""
 
     def __init__(self, name: str, site: str) -> None:
         self.name = name
@@ -111,7 +112,7 @@ class MobileSource:
         return [Send(self.site, frame)] if self.site in self.connected else []
 
     def travel(self, site: str) -> list[Effect]:
-        """Now at another site: whatever is not known to be safe is sent again from there."""
+        """Change to another site and send all unacknowledged frames again from there."""
         self.site = site
         return self._resend()
 
@@ -137,11 +138,11 @@ class MobileSource:
 
 
 class Subscriber:
-    """Reads a stream from an offset on; each entry once and in order.
+    """A reader of a stream from an offset on; it returns each entry once and in order.
 
-    `after=None` begins behind what the stream holds when we first connect. `range_first` asks for the
-    stream's range before each subscription, so that an offset outside it is noticed. With
-    `entries_max`, no more is asked for while that many entries have not been taken.
+    With `after=None` it starts at the end of the stream at the time of the first connection. With
+    `range_first` it queries the stream's range before each subscription, and so notices an offset outside
+    of it. With `entries_max` it requests nothing more while that many entries have not been taken.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Subscriber:
         self.offset = 0 if after is None else after
         self.entries: list[StreamEntry] = []
         self.subscribed = False
-        self.refused = ""  # why this stream cannot be read from here; then nothing more comes
+        self.refused = ""  # why the stream cannot be read from this offset; the subscriber then stops
         self._from_now = after is None
         self._range_first = range_first or after is None
         self._entries_max = entries_max
@@ -182,7 +183,7 @@ class Subscriber:
         return []
 
     def take(self) -> tuple[list[StreamEntry], list[Effect]]:
-        """What has come, and what is to be said now that it was taken."""
+        """The entries that have arrived, and the effects of taking them (credit for more)."""
         taken, self.entries = self.entries, []
         if not self._owes_consumed:
             return taken, []

@@ -1,7 +1,7 @@
-"""Does a processor give the same whatever happens around it: the same rows, in several runs, compared.
+"""The determinism check: runs the same rows several times, with moves and crashes, and compares the outputs.
 
-Responsible for: the runs, and naming the first thing that differs.
-Not responsible for: running (trial.py). Equal runs are no proof; these rows showed no difference.
+Responsible for: the runs, and naming the first difference.
+Not responsible for: running (trial.py). Equal runs are no proof; they show no difference for these rows.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from tiercel.spark.operators.processor_adapter import ProcessorAdapter
 from tiercel.testing.trial import Trial
 
 _CLOCK = (
     "the result must depend on the key's state, the row and timerValues only: no now(), no random numbers, "
     "no set order, no calls of services"
 )
-_ATTRIBUTES = "attributes of the processor do not survive a call: what must be remembered belongs in state"
+_ATTRIBUTES = "attributes of the processor do not survive a call: put what must be remembered into state"
 _SHARED = (
     "something outlived a call or was lost between two: a list or dict in an attribute, a class or module "
-    "variable; what must be remembered belongs in state"
+    "variable; put what must be remembered into state"
 )
 
 
@@ -33,11 +34,30 @@ class NotDeterministic(AssertionError):
         self.key, self.tuple_number, self.column, self.expected, self.found = difference
         when = f"tuple {self.tuple_number}" if self.tuple_number else "at the end"
         super().__init__(
-            f"{name} is not deterministic: it gave something else when {run.name}\n"
+            f"{name} is not deterministic: it gave a different result when {run.name}\n"
             f"{when}, key {self.key}, {self.column}: {self.expected!r} when undisturbed, "
             f"{self.found!r} when {run.name}\n"
             f"hint: {run.hint}"
         )
+
+
+class _Remembering:
+    """A processor whose attributes survive a call: what Tiercel resets are the attributes of this object."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._processor, name)
+
+
+class _RememberingTrial(Trial):
+    """A trial in which attributes of the processor survive a call."""
+
+    def _make_code(self) -> ProcessorAdapter:
+        code = super()._make_code()
+        code.processor = _Remembering(code.processor)  # type: ignore[assignment]
+        return code
 
 
 class _Run(NamedTuple):
@@ -46,7 +66,7 @@ class _Run(NamedTuple):
     name: str
     hint: str
     around: Callable[[Trial, int, Any, Callable[[], None]], None]  # trial, number, key, sends the row
-    mutant: str = ""
+    trial: type[Trial] = Trial
 
 
 class _Difference(NamedTuple):
@@ -62,21 +82,21 @@ def _undisturbed(trial: Trial, number: int, key: Any, send: Callable[[], None]) 
 
 
 def _moved(trial: Trial, number: int, key: Any, send: Callable[[], None]) -> None:
-    """The row meets its key on the way: both instances process it, one emits."""
+    """Send the row while its key moves: both instances process it, one emits."""
     trial.begin_move(key)
     send()
     trial.finish_moves()
 
 
 def _crashed(trial: Trial, number: int, key: Any, send: Callable[[], None]) -> None:
-    """Half of the crashes come right after a checkpoint, the others make the last rows come again."""
+    """Half of the crashes come right after a checkpoint, the others replay the last rows."""
     send()
     trial.crash(after_checkpoint=number % 2 == 0)
 
 
 _RUNS = (
     _Run("run again", _CLOCK, _undisturbed),
-    _Run("attributes of the processor survive", _ATTRIBUTES, _undisturbed, "attributes-survive"),
+    _Run("attributes of the processor survive", _ATTRIBUTES, _undisturbed, _RememberingTrial),
     _Run("moved at every tuple", _SHARED, _moved),
     _Run("crashed at every tuple", _SHARED, _crashed),
 )
@@ -109,7 +129,7 @@ Made = tuple[int, Any, str, Any]  # (tuple number, key, what, value): one thing 
 
 
 class _Play(NamedTuple):
-    """What all runs have in common."""
+    """The common part of all runs."""
 
     processor: Any
     rows: list[Any]
@@ -118,7 +138,7 @@ class _Play(NamedTuple):
     arguments: dict[str, Any]
 
     def run(self, run: _Run) -> list[Made]:
-        trial = Trial(self.processor, mutant=run.mutant, **self.arguments)
+        trial = run.trial(self.processor, **self.arguments)
         watch = _Watch(trial)
         timed = self.arguments.get("time_mode") == "eventTime"
         newest = 0
@@ -140,13 +160,13 @@ class _Play(NamedTuple):
 
 
 class _Watch:
-    """Writes down what a trial has made since it last looked."""
+    """Records the outputs of a trial since the last look."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
         self.made: list[Made] = []
         self._outputs = 0
-        self._letters = 0
+        self._dead_letters = 0
 
     def look(self, number: int) -> None:
         outputs = self.trial.keyed_outputs()
@@ -154,9 +174,11 @@ class _Watch:
             for name, value in zip(self.trial.output.names, row, strict=True):
                 self.made.append((number, key, f"column {name}", value))
         self._outputs = len(outputs)
-        letters = self.trial.dead_letters()
-        self.made += [(number, row, "dead letter", reason) for reason, row in letters[self._letters :]]
-        self._letters = len(letters)
+        dead_letters = self.trial.dead_letters()
+        self.made += [
+            (number, row, "dead letter", reason) for reason, row in dead_letters[self._dead_letters :]
+        ]
+        self._dead_letters = len(dead_letters)
 
     def look_at_state(self) -> None:
         for key in self.trial.known_keys():
@@ -172,14 +194,14 @@ def _first_difference(expected: list[Made], found: list[Made]) -> _Difference | 
             number, key, what, value = one if one is not nothing else other
             if one[:3] == other[:3]:
                 return _Difference(key, number, what, value, other[3])
-            return _Difference(key, number, what, _said(one), _said(other))
+            return _Difference(key, number, what, _text_of(one), _text_of(other))
     return None
 
 
 def _by_key(made: list[Made]) -> list[Made]:
-    """Per tuple, then per key: only the outputs of one key have an order. What came at the end is last."""
+    """Sorted per tuple, then per key, because only the outputs of one key have an order; the end is last."""
     return sorted(made, key=lambda one: (one[0] or math.inf, repr(one[1])))
 
 
-def _said(made: Made) -> str:
+def _text_of(made: Made) -> str:
     return "nothing" if made[1] is None else f"{made[2]} {made[3]!r} of key {made[1]}"

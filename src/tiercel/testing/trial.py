@@ -1,7 +1,7 @@
-"""One processor on the real core, under a test's control.
+"""A trial: one processor on the real core, under the control of a test.
 
-Responsible for: what a test says (rows, keys, times) in the core's terms, and back.
-Not responsible for: running the core (stage.py), comparing runs (determinism.py).
+Responsible for: translating rows, keys and times between a test and the core.
+Not responsible for: running the core (in_memory_driver.py), comparing runs (determinism.py).
 """
 
 from __future__ import annotations
@@ -12,20 +12,25 @@ from typing import Any
 
 import msgspec
 
-from tiercel.core.keyed import KeyState
-from tiercel.core.records import Key, Output
-from tiercel.core.runs import join, split
+from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.core.model.keys import Key, KeySet
+from tiercel.core.model.log import Output, Row
+from tiercel.core.model.row_batch import join, split
+from tiercel.core.model.topology import Operator, Stream, Topology, instance_name
 from tiercel.core.settings import Settings
-from tiercel.core.strategies import STRATEGIES
-from tiercel.core.topology import Operator
+from tiercel.core.state.handle import KeyState
 from tiercel.errors import UserError
-from tiercel.spark.border import Border, InputPlan, OperatorPlan
-from tiercel.spark.processors import Variable, check_processor, pickled, state_columns
-from tiercel.spark.rows import row_maker
-from tiercel.spark.schema import Columns, Schema
-from tiercel.testing.stage import DEAD, INPUT, INSTANCES, OPERATOR, OUTPUT, Stage
+from tiercel.spark.operators.plans import OperatorPlan
+from tiercel.spark.operators.processor_adapter import InputPlan, ProcessorAdapter
+from tiercel.spark.rows.row_codec import RowCodec, Schema
+from tiercel.spark.rows.row_types import row_maker
+from tiercel.spark.state.declared_state import Variable, check_processor, pickled, variable_codec
+from tiercel.testing.in_memory_driver import InMemoryDriver
 
 SLOTS = 16  # few: a trial starts its processes often
+SITE, INPUT, OUTPUT, DEAD_LETTERS = "site", "input", "output", "dead-letters"
+OPERATOR, PRODUCER = "operator", "producer"
+INSTANCES = tuple(instance_name(OPERATOR, SITE, n) for n in range(2))
 START_MS = 1_767_225_600_000  # 2026-01-01 in UTC: where a trial's clock stands at first
 
 
@@ -34,7 +39,7 @@ class Trial:
 
     `time_mode` is Spark's. `key` and `event_time` name columns of `schema`. `on_error` and `retries` are
     those of an operator. Rows go in with `send`; `move`, `crash`, `advance_time` and `watermark` happen
-    between them, and must not be seen in what comes out.
+    between rows, and must not change the outputs.
     """
 
     def __init__(
@@ -49,18 +54,17 @@ class Trial:
         pandas: bool = False,
         on_error: str = "dead-letter",
         retries: int = 0,
-        mutant: str = "",
     ) -> None:
-        self.columns = Columns(schema, key, event_time)
+        self.columns = RowCodec(schema, key, event_time)
         if not self.columns.key:
             raise UserError("no key column", expected=f"some of: {', '.join(self.columns.names)}")
         if time_mode == "eventTime" and not event_time:
             raise UserError("time mode eventTime without an event time", hint="name the column: event_time=…")
-        self.output = Columns(output)
+        self.output = RowCodec(output)
         self.variables: dict[str, Variable] = {v.name: v for v in check_processor(processor, time_mode)}
         self._row = row_maker(self.output.names)
         self._key_alone = self.columns.key_alone()
-        plan = pickled(
+        self._plan = pickled(
             OperatorPlan(
                 processor,
                 (InputPlan(self.columns),),
@@ -76,74 +80,102 @@ class Trial:
             OUTPUT,
             INSTANCES,
             slots=SLOTS,
-            dead_letters=DEAD,
+            dead_letters=DEAD_LETTERS,
             time_mode=time_mode,
             on_error=on_error,
             retries=retries,
         )
-        # Each process unpickles the processor for itself, as on Spark: nothing is shared by accident.
-        self.stage = Stage(lambda: Border(pickle.loads(plan)), operator, Settings(mutant=mutant), START_MS)
+        producers = {PRODUCER: SITE} if time_mode == "eventTime" else {}
+        streams = {
+            INPUT: Stream(INPUT, SITE, logged=False, producers=producers),
+            OUTPUT: Stream(OUTPUT, SITE),
+            DEAD_LETTERS: Stream(DEAD_LETTERS, SITE),
+        }
+        self._moves = 0
+        self.driver = InMemoryDriver(
+            Topology({SITE: None}, streams, {OPERATOR: operator}).validate(),
+            lambda instance: self._make_code(),
+            Settings(),
+            now_ms=START_MS,
+            transcript=False,
+        )
+        self.driver.start()
+
+    def _make_code(self) -> ProcessorAdapter:
+        """Each process unpickles the processor for itself, as on Spark: nothing is shared by accident."""
+        return ProcessorAdapter(pickle.loads(self._plan))
 
     # -- what happens ------------------------------------------------------------------------
 
     def send(self, *rows: Mapping[str, Any] | Sequence[Any]) -> None:
         """Rows that arrive together: one call of handleInputRows per key."""
         packed = [self.columns.pack(row) for row in rows]
-        self.stage.produce(packed if self.columns.event_time else join(packed))
+        self._produce(packed if self.columns.event_time else join(packed))
 
     def move(self, key: Any, strategy: str = "live") -> None:
-        """The key goes to the other instance."""
+        """Move the key to the other instance."""
         source = self.owner(key)
         self.begin_move(key, strategy)
         self.finish_moves()
         if self.owner(key) == source:
-            reasons = [status.reason for status in self.stage.statuses.values() if status.reason]
+            reasons = [status.reason for status in self.driver.statuses.values() if status.reason]
             what = f"the move of key {key!r} was undone: {reasons[-1] if reasons else 'no reason given'}"
-            raise UserError(what, hint="does check_deterministic say why?")
+            raise UserError(what, hint="run check_deterministic: it names the difference")
 
     def begin_move(self, key: Any, strategy: str = "live") -> None:
-        """As `move`, but what is sent before `finish_moves` meets the key on its way."""
+        """As `move`, but rows sent before `finish_moves` arrive while the key moves."""
         if strategy not in STRATEGIES:
             raise UserError(f"strategy {strategy!r}", expected=f"one of: {', '.join(STRATEGIES)}")
-        self.stage.begin_move(self._key(key), strategy)
+        self._moves += 1
+        source = self.owner(key)
+        destination = next(other for other in INSTANCES if other != source)
+        keys = KeySet(keys=frozenset([self._key(key)]))
+        self.driver.move(keys, source, destination, strategy, f"move-{self._moves}")
+        self.driver.restart_exited()
 
     def finish_moves(self) -> None:
-        self.stage.finish_moves()
+        self.driver.finish_moves()
 
     def crash(self, *, after_checkpoint: bool = False) -> None:
-        """Every process dies and begins again: from its last checkpoint, and the log behind it."""
+        """Kill every process and restart it from its last checkpoint, with a replay of the log."""
         if after_checkpoint:
-            self.stage.checkpoint()
-        self.stage.crash()
+            self.driver.checkpoint()
+        self.driver.crash()
+        self.driver.finish_moves()
 
     def advance_time(self, ms: int) -> None:
         """Processing time jumps ahead; timers that have become due fire once, at the new time."""
         if ms < 0:
             raise UserError(f"{ms} ms", expected="0 or more: time does not go back")
-        self.stage.jump(self.stage.now_ms + ms)
+        self.driver.jump_to_ms(self.driver.now_ms + ms)
+        self.driver.restart_exited()
 
     def watermark(self, ms: int) -> None:
-        """No row at or before this event time will come any more."""
-        if self.stage.topology.operators[OPERATOR].time_mode != "eventTime":
+        """Promise that no row at or before this event time follows."""
+        if self.driver.topology.operators[OPERATOR].time_mode != "eventTime":
             raise UserError("a watermark without event time", hint='give time_mode="eventTime"')
-        self.stage.produce([], watermark_ms=ms)
+        self._produce([], watermark_ms=ms)
+
+    def _produce(self, rows: list[Row], **options: Any) -> None:
+        self.driver.produce(SITE, *rows, producer=PRODUCER, stream=INPUT, **options)
+        self.driver.restart_exited()
 
     # -- what can be seen --------------------------------------------------------------------
 
     @property
     def now_ms(self) -> int:
-        return self.stage.now_ms
+        return int(self.driver.now_ms)
 
     def owner(self, key: Any) -> str:
         """The instance that emits for this key."""
-        return self.stage.owner(self._key(key))
+        return self.driver.owner_of(self._key(key))
 
     def outputs(self, key: Any = None) -> list[Any]:
         """The rows of the output stream; with a key only those that this key's calls made."""
         return [row for _, row in self.keyed_outputs(key)]
 
     def keyed_outputs(self, key: Any = None) -> list[tuple[tuple[Any, ...], Any]]:
-        """As `outputs`, each with the key whose call made it."""
+        """As `outputs`, each row with its key."""
         return [
             (self.columns.key_values(output.key), self._row(self.output.unpack(payload)))
             for output in self._logged(OUTPUT, key)
@@ -152,8 +184,8 @@ class Trial:
 
     def dead_letters(self, key: Any = None) -> list[tuple[str, tuple[Any, ...] | str]]:
         """(reason, row) of what was refused; instead of a row `timer` for a timer."""
-        letters = [output.row[2] for output in self._logged(DEAD, key)]
-        return [(letter[0], self._refused(letter[3])) for letter in letters]
+        dead_letters = [output.row[2] for output in self._logged(DEAD_LETTERS, key)]
+        return [(dead[0], self._refused(dead[3])) for dead in dead_letters]
 
     def state(self, key: Any) -> dict[str, Any]:
         """The key's state variables as user code sees them; those without a value are left out."""
@@ -166,9 +198,7 @@ class Trial:
 
     def known_keys(self) -> list[tuple[Any, ...]]:
         """Every key that has state or timers."""
-        spaces = [self.stage.instance(name).space for name in INSTANCES]
-        found = {key for space in spaces for key in (*space.keys, *space.cold)}
-        return [self.columns.key_values(key) for key in sorted(found)]
+        return [self.columns.key_values(key) for key in self.driver.keys_with_state()]
 
     # -- in the core's terms -----------------------------------------------------------------
 
@@ -176,11 +206,10 @@ class Trial:
         return self._key_alone.key_of(tuple(key) if isinstance(key, tuple | list) else (key,))
 
     def _state(self, key: Any) -> KeyState | None:
-        wanted = self._key(key)
-        return self.stage.instance(self.stage.owner(wanted)).space.peek(wanted)
+        return self.driver.state_of(self._key(key))
 
     def _logged(self, stream: str, key: Any) -> list[Output]:
-        found = self.stage.logged(stream)
+        found = self.driver.outputs(stream)
         return found if key is None else [output for output in found if output.key == self._key(key)]
 
     def _refused(self, row: bytes) -> tuple[Any, ...] | str:
@@ -189,7 +218,7 @@ class Trial:
 
     def _shown(self, name: str, kept: Any) -> Any:
         variable = self.variables[name]
-        columns = state_columns(name, variable.schema)
+        columns = variable_codec(name, variable.schema)
         make = row_maker(columns.names)
 
         def show(value: Any) -> Any:
@@ -202,5 +231,5 @@ class Trial:
                 return [show(value) for value in kept]
             case "map":
                 assert variable.key_schema is not None
-                keys = state_columns(name, variable.key_schema)
+                keys = variable_codec(name, variable.key_schema)
                 return {keys.values(k): show(v) for k, v in kept.items()}

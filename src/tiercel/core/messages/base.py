@@ -1,4 +1,4 @@
-"""The base of all messages; a module of its own so that the others need not import each other."""
+"""The base class of all messages, in its own module so that the others need not import each other."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """Base of everything that crosses a process boundary: an array that begins with its name."""
+    """Base of the messages between processes: an array that begins with the message's name."""

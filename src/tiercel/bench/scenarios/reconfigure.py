@@ -1,0 +1,190 @@
+"""`tiercel bench reconfigure`: the effect of a move of keys on the latency of tuples.
+
+Responsible for: the same move under each strategy in turn, repeats, rows of medians, the record kept.
+Not responsible for: the definitions (metrics.py), the load (process.py), moving (spark/).
+
+One repeat of one strategy, with an open-loop load all the time:
+
+    warm-up | steady, up to 10 s | request ... end of the move | until the time is over | move back
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiercel.bench.deployments import INSTANCES, OPERATOR, PROCESSES, loaded
+from tiercel.bench.loadgen.process import LoadProcess
+from tiercel.bench.metrics import Moments, count_faults, judge, read_outputs
+from tiercel.bench.operators import SITE, HeavyAverage
+from tiercel.bench.report import Line, median_line
+from tiercel.core import messages as m
+from tiercel.core.instance.instance import Instance
+from tiercel.core.machine.effects import Effect
+from tiercel.core.machine.events import Event, Received
+from tiercel.core.model.routing import RoutingTable
+from tiercel.core.model.topology import instance_name
+from tiercel.spark.api.deployment import Live
+from tiercel.spark.cluster.session import open_session
+from tiercel.spark.cluster.task import build_host
+from tiercel.spark.operators.processor_adapter import encode_key
+
+ShowProgress = Callable[[str], None]
+
+PROBE_KEYS = 20
+STEADY_S_MAX = 10.0
+WARM_S = 3.0
+MOVE_S_MAX = 120.0
+COLUMNS = (
+    "strategy",
+    "stoppage_p50_ms",
+    "stoppage_p99_ms",
+    "stoppage_max_ms",
+    "floor_p99_ms",
+    "others_p99_ms",
+    "peak_ms",
+    "jitter_ms",
+    "disruption_ms",
+    "throughput_dip",
+    "steady_p50_ms",
+    "steady_p99_ms",
+    "stabilise_ms",
+    "duration_ms",
+    "bytes_moved",
+    "lost",
+    "doubled",
+    "reordered",
+)
+SUMMED = ("lost", "doubled", "reordered")  # a fault in one repeat is a fault
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the benchmark."""
+
+    keys: int
+    state_bytes: int
+    move: int
+    rate: int
+    seconds: float
+    repeats: int
+    strategies: Sequence[str]
+    seed: int
+    plant_stop_ms: float
+    out: Path | None
+
+
+class StoppingInstance(Instance):
+    """An instance that sleeps when it takes keys over: a bench that does not see that sees nothing."""
+
+    def __init__(self, *facts: Any, stop_ms: float) -> None:
+        self._stop_ms = stop_ms
+        self._stopped: set[str] = set()  # moves; a repeated message does not stop the instance again
+        super().__init__(*facts)
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        message = event.message if isinstance(event, Received) else None
+        if isinstance(message, m.EmitFrom) and message.move.partition(".")[0] not in self._stopped:
+            self._stopped.add(message.move.partition(".")[0])  # once, into however many moves it was split
+            time.sleep(self._stop_ms / 1e3)
+        return super().on_event(event, now_ms)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which keys move, from where to where, and which of them are probes."""
+
+    source: str
+    destination: str
+    moved: list[int]
+    probes: list[int]
+
+
+def choose_keys(live: Live, options: Options) -> Keys:
+    """Up to `move` keys of the first instance; with the number of all keys, everything it owns."""
+    source, destination = (instance_name(OPERATOR, SITE, n) for n in range(1, INSTANCES + 1))
+    table = RoutingTable.initial(live.deployment.manifest().topology.operators[OPERATOR])
+    owned = [n for n in range(options.keys) if table.route(encode_key(n)).instance == source]
+    rng = random.Random(options.seed)
+    moved = sorted(rng.sample(owned, min(options.move, len(owned))))
+    return Keys(source, destination, moved, sorted(rng.sample(moved, min(PROBE_KEYS, len(moved)))))
+
+
+def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], list[Line]]:
+    """Rows by the median, and every repeat."""
+    build = functools.partial(
+        build_host, make_instance=functools.partial(StoppingInstance, stop_ms=options.plant_stop_ms)
+    )
+    spark = open_session("tiercel-bench", slots=PROCESSES + 2)
+    every: list[Line] = []
+    try:
+        show_progress("starting the deployment")
+        with (
+            _place(options.out) as place,
+            loaded(
+                spark,
+                options.keys,
+                processor=HeavyAverage(options.state_bytes),
+                build=build if options.plant_stop_ms else None,
+            ) as (live, loader),
+        ):
+            keys = choose_keys(live, options)
+            for repeat in range(1, options.repeats + 1):
+                for strategy in options.strategies:
+                    show_progress(f"{strategy}, repeat {repeat} of {options.repeats}")
+                    line = _one(live, loader, options, keys, strategy, place / f"{strategy}-{repeat}")
+                    every.append(
+                        {"strategy": strategy, "repeat": repeat, "keys_moved": len(keys.moved)} | line
+                    )
+    finally:
+        spark.stop()
+    return [_row(strategy, every) for strategy in options.strategies], every
+
+
+def _row(strategy: str, every: list[Line]) -> Line:
+    mine = [line for line in every if line["strategy"] == strategy]
+    medians = median_line(mine) | {name: sum(line[name] for line in mine) for name in SUMMED}
+    return {name: medians[name] for name in COLUMNS}
+
+
+@contextlib.contextmanager
+def _place(out: Path | None) -> Iterator[Path]:
+    """The directory of the recordings: next to the results, or a temporary one."""
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="tiercel-records-") as place:
+            yield Path(place)
+    else:
+        place_kept = out / f"reconfigure-{time.strftime('%Y%m%d-%H%M%S')}"
+        place_kept.mkdir(parents=True)
+        yield place_kept
+
+
+def _one(live: Live, loader: LoadProcess, options: Options, keys: Keys, strategy: str, record: Path) -> Line:
+    inputs, outputs = record.with_suffix(".inputs.parquet"), record.with_suffix(".outputs.parquet")
+    steady_s = min(STEADY_S_MAX, options.seconds / 2)
+    loader.start(options.rate, keys.probes)
+    time.sleep(WARM_S)
+    steady_ns = time.monotonic_ns()
+    time.sleep(steady_s)
+    request_ns = time.monotonic_ns()
+    moving = live.move(OPERATOR, keys=keys.moved, to=keys.destination, strategy=strategy)
+    reports = moving.wait(MOVE_S_MAX)
+    end_ns = int(moving.requested_s * 1e9 + max(r.duration_ms for r in reports) * 1e6)
+    time.sleep(max(0.0, options.seconds - steady_s - (time.monotonic_ns() - request_ns) / 1e9))
+    over_ns = time.monotonic_ns()
+    loader.stop(inputs, outputs)
+    live.move(OPERATOR, keys=keys.moved, to=keys.source).wait(MOVE_S_MAX)
+    at = Moments(steady_ns, request_ns, end_ns, over_ns)
+    return {
+        **judge(read_outputs(outputs), at, keys.probes, keys.moved),
+        "bytes_moved": sum(r.bytes_moved for r in reports),
+        "phases_ms": {phase: ms for r in reports for phase, ms in r.phases.items()},
+        **count_faults(live.spark, inputs, outputs),
+    }

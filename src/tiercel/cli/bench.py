@@ -1,0 +1,393 @@
+"""`tiercel bench`: throughput, latency, reconfigure, idle, recover, checkpoint, memory.
+
+Responsible for: checking the options, progress on stderr, results on stdout and in files.
+Not responsible for: measuring (bench/), the meaning of the figures (docs/benchmarks.md).
+
+Exit codes: 0 measured; 1 measured, and a tuple was lost, doubled, out of order or met the wrong state;
+2 the command could not run as requested.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.errors import UserError
+
+bench = typer.Typer(
+    name="bench",
+    help="Measure a deployment on this machine; docs/benchmarks.md explains every figure.\n\n"
+    "Example: tiercel bench latency --seconds 5 --repeats 1",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DURABILITIES = ("os", "disk", "replica")
+PROCESSORS = ("key-count", "running-average")
+FORMS = ("processor", "fold")
+INTERVALS_S = (1, 5, 10, 30)
+DEATHS = ("worker", "executor", "application")
+FAULTS = ("faults", "lost", "doubled", "reordered", "wrong_state")
+
+errors = Console(stderr=True)
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the results as JSON on stdout, and nothing else.")
+]
+Out = Annotated[Path | None, typer.Option(help="Directory for the results file and recordings.")]
+Seed = Annotated[int, typer.Option(help="Random seed: the order of keys, and which keys move.")]
+Keys = Annotated[int, typer.Option(help="Number of keys.")]
+
+
+@bench.command(short_help="Events a second, next to Spark's transformWithState.")
+def throughput(
+    seconds: Annotated[float, typer.Option(help="Seconds of sustained load for each processor.")] = 30.0,
+    durability: Annotated[
+        str, typer.Option(help="When a write is acknowledged: os, disk or replica.")
+    ] = "os",
+    processors: Annotated[str, typer.Option(help="Processors, comma-separated.")] = ",".join(PROCESSORS),
+    forms: Annotated[str, typer.Option(help="Forms of each processor, comma-separated.")] = ",".join(FORMS),
+    spark_rows: Annotated[
+        str, typer.Option(help="Rows per micro-batch of Spark, comma-separated; none: without Spark.")
+    ] = "20000,100000,500000",
+    spark_batches: Annotated[
+        int, typer.Option(help="Measured micro-batches of each size, after 3 for warm-up.")
+    ] = 3,
+    keys: Keys = 1_000,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure events a second from a producer to a subscriber, next to Spark's own transformWithState.
+
+    Example: tiercel bench throughput --seconds 5 --spark-rows 20000 --spark-batches 1
+    """
+    _check("--seconds", seconds, 1, 3_600)
+    _check("--spark-batches", spark_batches, 1, 1_000)
+    _check("--keys", keys, 1, 1_000_000)
+    _check("--seed", seed, 0, 2**31)
+    _choose("--durability", [durability], DURABILITIES)
+    chosen = _choose("--processors", _parts(processors), PROCESSORS)
+    written = _choose("--forms", _parts(forms), FORMS)
+    rows = [] if spark_rows == "none" else _numbers("--spark-rows", spark_rows, 100, 10_000_000)
+    from tiercel.bench.scenarios import throughput as bench_throughput
+
+    options = bench_throughput.Options(chosen, written, durability, seconds, keys, rows, spark_batches, seed)  # type: ignore[arg-type]
+    with _measuring("throughput", as_json, out, seed) as run:
+        run.settings = {
+            "durability": durability,
+            "seconds": seconds,
+            "keys": keys,
+            "batch": bench_throughput.BATCH,
+            "backlog_rows_max": bench_throughput.BACKLOG_ROWS_MAX,
+            "spark_rows": rows,
+            "spark_batches": spark_batches,
+        }
+        run.rows, run.more = bench_throughput.measure(options, run.show_progress)
+
+
+@bench.command(short_help="Latency of a tuple, next to an echo over the same hops.")
+def latency(
+    rates: Annotated[str, typer.Option(help="Tuples a second, comma-separated.")] = "1000,10000,50000",
+    seconds: Annotated[float, typer.Option(help="Seconds of each measurement.")] = 10.0,
+    repeats: Annotated[int, typer.Option(help="Repeats of everything; the result is the median.")] = 5,
+    keys: Keys = 1_000,
+    durabilities: Annotated[
+        str, typer.Option(help="When a write is acknowledged, comma-separated: os, disk, replica.")
+    ] = "os,disk",
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure the latency of a tuple at given rates, next to an echo over the same hops.
+
+    Example: tiercel bench latency --rates 10000 --seconds 3 --repeats 1
+    """
+    wanted = _numbers("--rates", rates, 1, 1_000_000)
+    _check("--seconds", seconds, 0.5, 3_600)
+    _check("--repeats", repeats, 1, 1_000)
+    _check("--keys", keys, 1, 1_000_000)
+    kinds = [kind.strip() for kind in durabilities.split(",")]
+    _choose("--durabilities", kinds, DURABILITIES)
+    from tiercel.bench.scenarios import latency as bench_latency
+
+    with _measuring("latency", as_json, out, None) as run:
+        run.settings = {"rates": wanted, "seconds": seconds, "repeats": repeats, "keys": keys}
+        measured = bench_latency.measure(wanted, seconds, repeats, keys, run.show_progress, kinds)  # type: ignore[arg-type]
+        run.rows, run.more["repeats"] = measured
+
+
+@bench.command(short_help="Effect of a move on latency and rate, per strategy.")
+def reconfigure(
+    keys: Keys = 1_000,
+    state_bytes: Annotated[int, typer.Option(help="Bytes of state per key.")] = 1_024,
+    move: Annotated[int, typer.Option(help="Keys to move; at most those of one instance.")] = 1_000,
+    rate: Annotated[int, typer.Option(help="Tuples a second, without the probes.")] = 5_000,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds of each repeat: before, during and after the move.")
+    ] = 30.0,
+    repeats: Annotated[int, typer.Option(help="Repeats of each strategy; the result is the median.")] = 5,
+    strategies: Annotated[str, typer.Option(help="Strategies, comma-separated.")] = "live,pause,restart",
+    plant_stop: Annotated[
+        float,
+        typer.Option(
+            help="Check of the measurement: let the destination sleep this many ms at the takeover."
+        ),
+    ] = 0.0,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure how a move of keys affects latency and rate, for each strategy.
+
+    Example: tiercel bench reconfigure --seconds 8 --repeats 1 --strategies live,pause
+    """
+    _check("--keys", keys, 2, 1_000_000)
+    _check("--state-bytes", state_bytes, 0, 10_000_000)
+    _check("--move", move, 1, keys)
+    _check("--rate", rate, 1, 1_000_000)
+    _check("--seconds", seconds, 2, 3_600)
+    _check("--repeats", repeats, 1, 1_000)
+    _check("--plant-stop", plant_stop, 0, 10_000)
+    _check("--seed", seed, 0, 2**31)
+    chosen = _choose("--strategies", _parts(strategies), tuple(STRATEGIES))
+    from tiercel.bench.baselines.machine_noise import machine_stalls
+    from tiercel.bench.scenarios import reconfigure as bench_reconfigure
+
+    options = bench_reconfigure.Options(
+        keys, state_bytes, move, rate, seconds, repeats, chosen, seed, plant_stop, out
+    )
+    with _measuring("reconfigure", as_json, out, seed) as run:
+        run.settings = {k: v for k, v in vars(options).items() if k not in ("out", "seed")}
+        run.rows, run.more["repeats"] = bench_reconfigure.measure(options, run.show_progress)
+        run.show_progress("measuring the noise of this machine")
+        run.more["machine_stalls"] = machine_stalls()
+
+
+@bench.command(short_help="Overhead of migration support while nothing moves.")
+def idle(
+    pairs: Annotated[
+        int, typer.Option(help="Pairs of measurements: with and without migration support.")
+    ] = 10,
+    seconds: Annotated[float, typer.Option(help="Seconds of each half of a pair.")] = 20.0,
+    keys: Keys = 1_000,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure the overhead of migration support while no migration runs.
+
+    Example: tiercel bench idle --pairs 2 --seconds 3
+    """
+    _check("--pairs", pairs, 1, 1_000)
+    _check("--seconds", seconds, 0.5, 3_600)
+    _check("--keys", keys, 1, 1_000_000)
+    from tiercel.bench.scenarios import idle_overhead as bench_idle
+
+    with _measuring("idle", as_json, out, None) as run:
+        run.settings = {"pairs": pairs, "seconds": seconds, "keys": keys}
+        run.rows = bench_idle.measure(pairs, seconds, keys, run.show_progress)
+        run.more["idle_ratio"] = run.rows[-1]["idle_ratio"]
+
+
+@bench.command(short_help="Time from kill -9 until outputs flow again.")
+def recover(
+    sizes: Annotated[str, typer.Option(help="Sizes of the state in MB, comma-separated.")] = "1,50,500",
+    what: Annotated[str, typer.Option(help="What is killed, comma-separated.")] = ",".join(DEATHS),
+    local_disk: Annotated[
+        str, typer.Option(help="Whether the local disk survives: yes, no, or yes,no.")
+    ] = "yes,no",
+    instances: Annotated[
+        str, typer.Option(help="Number of successors if the disk is lost, comma-separated.")
+    ] = "1,3",
+    rate: Annotated[int, typer.Option(help="Tuples a second.")] = 500,
+    read_mb_s: Annotated[
+        float, typer.Option(help="Read rate from the backup in MB a second per reader; 0: no limit.")
+    ] = 50.0,
+    sweep: Annotated[
+        bool,
+        typer.Option(help="Compare checkpoint intervals, replay of the whole log, and the source instead."),
+    ] = False,
+    spark: Annotated[bool, typer.Option(help="Also kill and restart Spark's own query.")] = True,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure the time from kill -9 until outputs flow again, next to Spark's own transformWithState.
+
+    Example: tiercel bench recover --sizes 1 --what worker --local-disk yes --instances 1
+    """
+    wanted = _numbers("--sizes", sizes, 1, 100_000)
+    chosen = _choose("--what", _parts(what), DEATHS)
+    disks = [part == "yes" for part in _choose("--local-disk", _parts(local_disk), ("yes", "no"))]
+    several = _numbers("--instances", instances, 1, 16)
+    _check("--rate", rate, 1, 100_000)
+    _check("--read-mb-s", read_mb_s, 0, 100_000)
+    _check("--seed", seed, 0, 2**31)
+    from tiercel.bench.scenarios import recover as bench_recover
+
+    if sweep:
+        _sweep(wanted[0], rate, as_json, out)
+        return
+    options = bench_recover.Options(wanted, chosen, several, disks, rate, read_mb_s, spark, seed)
+    with _measuring("recover", as_json, out, seed) as run:
+        run.settings = {k: v for k, v in vars(options).items() if k != "seed"}
+        run.rows, run.more = bench_recover.measure(options, run.show_progress)
+
+
+@bench.command(short_help="Cost of state that is larger than the memory limit.")
+def memory(
+    state_mb: Annotated[int, typer.Option(help="MB of state of both instances together.")] = 200,
+    times: Annotated[float, typer.Option(help="Ratio of the state to the memory limit.")] = 4,
+    state_bytes: Annotated[int, typer.Option(help="Bytes of state per key.")] = 2_048,
+    rate: Annotated[int, typer.Option(help="Tuples a second for the latency.")] = 2_000,
+    seconds: Annotated[float, typer.Option(help="Seconds of each measurement.")] = 10.0,
+    repeats: Annotated[int, typer.Option(help="Repeats of everything; the result is the median.")] = 3,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure the cost of state that is larger than the memory limit, next to the same without a limit.
+
+    Example: tiercel bench memory --state-mb 40 --seconds 3 --repeats 1
+    """
+    _check("--state-mb", state_mb, 1, 100_000)
+    _check("--times", times, 1, 1_000)
+    _check("--state-bytes", state_bytes, 16, 10_000_000)
+    _check("--rate", rate, 1, 1_000_000)
+    _check("--seconds", seconds, 0.5, 3_600)
+    _check("--repeats", repeats, 1, 1_000)
+    from tiercel.bench.scenarios import memory as bench_memory
+
+    options = bench_memory.Options(state_mb, times, state_bytes, rate, seconds, repeats)
+    _check("--state-mb / --state-bytes", options.keys, 100, 10_000_000)
+    with _measuring("memory", as_json, out, None) as run:
+        run.settings = {**vars(options), "keys": options.keys, "memory_bytes_max": options.limit_bytes}
+        run.rows, run.more["repeats"] = bench_memory.measure(options, run.show_progress)
+
+
+def _sweep(size_mb: int, rate: int, as_json: bool, out: Path | None) -> None:
+    from tiercel.bench.report import check_drawing
+    from tiercel.bench.scenarios import recover_sweep
+
+    if out is not None:
+        check_drawing()
+
+    with _measuring("recover-sweep", as_json, out, None) as run:
+        run.settings = {"size_mb": size_mb, "rate": rate, "intervals_s": INTERVALS_S}
+        run.rows = recover_sweep.measure(INTERVALS_S, size_mb, rate, run.show_progress)
+    if out is not None:
+        picture = out / "recover-sweep.png"
+        recover_sweep.draw(run.rows, picture)
+        errors.print(f"{picture}", markup=False, highlight=False)
+
+
+@bench.command(short_help="Cost of checkpoints, in throughput and latency.")
+def checkpoint(
+    size: Annotated[int, typer.Option(help="MB of state.")] = 100,
+    state_bytes: Annotated[int, typer.Option(help="Bytes of state per key.")] = 10_000,
+    every: Annotated[float, typer.Option(help="Seconds between two checkpoints.")] = 1.0,
+    rate: Annotated[int, typer.Option(help="Tuples a second for the latency.")] = 5_000,
+    hot: Annotated[
+        str, typer.Option(help="Numbers of keys that get tuples, comma-separated.")
+    ] = "1000,10000",
+    pairs: Annotated[int, typer.Option(help="Pairs of measurements: with and without checkpoints.")] = 5,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds of each half of a pair, for throughput and for latency.")
+    ] = 5.0,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure the cost of checkpoints: throughput and latency with and without them.
+
+    Example: tiercel bench checkpoint --size 10 --pairs 1 --seconds 3
+    """
+    _check("--size", size, 1, 10_000)
+    _check("--state-bytes", state_bytes, 1, 10_000_000)
+    busy = _numbers("--hot", hot, 1, 10_000_000)
+    _check("--every", every, 0.01, 3_600)
+    _check("--rate", rate, 1, 1_000_000)
+    _check("--pairs", pairs, 1, 1_000)
+    _check("--seconds", seconds, 0.5, 3_600)
+    from tiercel.bench.scenarios import checkpoint as bench_checkpoint
+
+    options = bench_checkpoint.Options(size, state_bytes, every, rate, busy, pairs, seconds)
+    with _measuring("checkpoint", as_json, out, None) as run:
+        run.settings = dict(vars(options))
+        run.rows = bench_checkpoint.measure(options, run.show_progress)
+
+
+# -- around every measurement ------------------------------------------------------------------
+
+
+class Run:
+    """One measurement: its settings and its results."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.settings: dict[str, Any] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.more: dict[str, Any] = {}
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+
+    def show_progress(self, what: str) -> None:
+        """Show what happens now: one changing line on a terminal, otherwise one line each."""
+        self._progress.update(self._task, description=what)
+        if not errors.is_terminal:
+            errors.print(f"{time.strftime('%H:%M:%S')} {what}", markup=False, highlight=False)
+
+
+@contextmanager
+def _measuring(name: str, as_json: bool, out: Path | None, seed: int | None) -> Iterator[Run]:
+    from tiercel.bench.report import Cpu, check_place, document, print_results
+
+    if out is not None:
+        check_place(out)
+    columns = (SpinnerColumn(), TextColumn(f"{name}: {{task.description}}"), TimeElapsedColumn())
+    cpu = Cpu()
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        run = Run(progress)
+        yield run
+    found = document(name, run.rows, run.settings, seed=seed, cpu=cpu.line(), **run.more)
+    print_results(found, as_json=as_json, out=out)
+    broken = sum(row.get(fault) or 0 for row in run.rows for fault in FAULTS)
+    if broken:
+        errors.print(f"{broken} tuples lost, doubled, out of order or with the wrong state", style="red")
+        raise typer.Exit(1)
+
+
+# -- options -------------------------------------------------------------------------------------
+
+
+def _check(option: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        what = f"{option} {value:g} is out of range"
+        raise UserError(what, expected=f"a number from {least:,} to {most:,}", hint="tiercel bench --help")
+
+
+def _parts(text: str) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _numbers(option: str, text: str, least: int, most: int) -> list[int]:
+    numbers = []
+    for part in _parts(text):
+        if not part.isdecimal():
+            what = f"{option} {text!r}: {part!r} is not a number"
+            raise UserError(what, expected="whole numbers with commas between them")
+        _check(option, int(part), least, most)
+        numbers.append(int(part))
+    return numbers
+
+
+def _choose(option: str, names: Sequence[str], allowed: Sequence[str]) -> list[str]:
+    for name in names:
+        if name not in allowed:
+            raise UserError(f"{option}: unknown {name!r}", expected=f"one of: {', '.join(allowed)}")
+    return list(names)

@@ -1,0 +1,125 @@
+"""The output log of a stream, at its home site.
+
+Responsible for: publishing durable entries to subscribers, in order and within their credit; trimming.
+Not responsible for: the contents of a row, producers (producers.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from tiercel.core import messages as m
+from tiercel.core.machine.effects import StorageKey
+from tiercel.core.machine.step import Step
+from tiercel.core.model.log import Output, StreamEntry
+from tiercel.core.settings import Settings
+
+
+class SubscriberCursor:
+    """The sent and consumed positions of one subscriber."""
+
+    __slots__ = ("consumed", "reading", "sent")
+
+    def __init__(self, after: int) -> None:
+        self.sent = after
+        self.consumed = after
+        self.reading = False
+
+
+class OutputLog:
+    """A stream's output log at its home site. Only its tail is in memory; older entries are in storage."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.offset = 0
+        self.tail: dict[int, StreamEntry] = {}
+        self.received: dict[str, int] = {}  # outbox of a site -> last frame appended
+        self.subscribers: dict[str, SubscriberCursor] = {}
+        self._over: dict[str, int] = {}  # subscriber -> reads in flight for ended subscriptions
+        self.visible = 0
+        self._unsynced: deque[tuple[int, int]] = deque()  # (write, offset)
+        self._new = False
+
+    def load(self, key: StorageKey, value: int) -> None:
+        """Load the stored end of the log, or the number of a site's last frame in it."""
+        if key[0] == "stream_head":
+            self.offset = self.visible = value
+        else:
+            self.received[key[2]] = value
+
+    @property
+    def first(self) -> int:
+        """The offset of the oldest retained entry."""
+        return max(1, self.offset - self.settings.stream_entries_max + 1)
+
+    def append(self, step: Step, outputs: Sequence[Output]) -> None:
+        self.offset += 1
+        entry = StreamEntry(self.offset, outputs)
+        self.tail[self.offset] = entry
+        self._new = True
+        step.put(("inbox", self.name, self.offset), entry)
+        step.put(("stream_head", self.name), self.offset)
+        self.tail.pop(self.offset - self.settings.stream_tail_max, None)
+        if self.offset > self.settings.stream_entries_max:
+            step.delete(("inbox", self.name, self.offset - self.settings.stream_entries_max))
+
+    def written(self, seq: int) -> None:
+        if self._new:
+            self._new = False
+            self._unsynced.append((seq, self.offset))
+
+    def durable(self, step: Step, seq: int) -> None:
+        unsynced = self._unsynced
+        if not unsynced:
+            return
+        while unsynced and unsynced[0][0] <= seq:
+            self.visible = unsynced.popleft()[1]
+        for subscriber in self.subscribers:
+            self.publish(step, subscriber)
+
+    def subscribe(self, step: Step, subscriber: str, after: int) -> None:
+        self.unsubscribe(subscriber)
+        self.subscribers[subscriber] = SubscriberCursor(after)
+        self.publish(step, subscriber)
+
+    def consumed(self, step: Step, subscriber: str, offset: int) -> None:
+        reading = self.subscribers.get(subscriber)
+        if reading is not None:
+            reading.consumed = max(reading.consumed, offset)
+            self.publish(step, subscriber)
+
+    def unsubscribe(self, subscriber: str) -> None:
+        reading = self.subscribers.pop(subscriber, None)
+        if reading is not None and reading.reading:
+            self._over[subscriber] = self._over.get(subscriber, 0) + 1
+
+    def publish(self, step: Step, subscriber: str) -> None:
+        """Send durable entries within the subscriber's credit, from memory or, if older, from storage."""
+        reading = self.subscribers[subscriber]
+        last = min(self.visible, reading.consumed + self.settings.publish_entries_max)
+        if reading.sent >= last or reading.reading:
+            return
+        if reading.sent + 1 in self.tail:
+            entries = [self.tail[o] for o in range(reading.sent + 1, last + 1)]
+            reading.sent = last
+            step.send(subscriber, m.Publish(self.name, entries))
+        else:
+            reading.reading = True
+            step.read_log(self.name, reading.sent, last - reading.sent, subscriber)
+
+    def on_read(self, step: Step, subscriber: str, entries: list[StreamEntry]) -> None:
+        if subscriber in self._over:  # answers arrive in the order of the reads
+            self._over[subscriber] -= 1
+            if not self._over[subscriber]:
+                del self._over[subscriber]
+            return
+        reading = self.subscribers.get(subscriber)
+        if reading is None or not reading.reading:
+            return
+        reading.reading = False
+        wanted = [e for e in entries if reading.sent < e.offset <= self.visible]
+        if wanted:
+            reading.sent = wanted[-1].offset
+            step.send(subscriber, m.Publish(self.name, wanted))

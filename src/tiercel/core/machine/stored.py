@@ -1,0 +1,143 @@
+"""The durable tables of the core: every table with the type of its values, declared once.
+
+Responsible for: the name and value type of each table; the records that only storage holds.
+Not responsible for: bytes (the driver's codec), the time of a write (the owner of the record).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from tiercel.core import messages as m
+from tiercel.core.messages import ShadowNotice, SiteFrame
+from tiercel.core.model.keys import ABSENT_WATERMARK, KeySet, StateImage
+from tiercel.core.model.log import (
+    Adopt,
+    Entry,
+    EpochOverride,
+    Output,
+    Position,
+    Takeover,
+)
+from tiercel.core.model.routing import Route, RouteUpdate
+
+
+class OutgoingMoveRecord(msgspec.Struct):
+    """The durable part of a move at the source router."""
+
+    request: m.MoveRequest
+    phase: str
+    epochs: RouteUpdate  # of the keys before the flip
+    begin_offset: int = 0
+    flip_offset: int = 0
+    last_offset: int = -1
+    installed: bool = False  # flip first: the destination has the state of every key
+    reason: str = ""
+
+
+class IncomingMoveRecord(msgspec.Struct):
+    """The durable part of a move at the destination router."""
+
+    prepare: m.Prepare
+    phase: str
+    adopt: Adopt | None = None
+    adopted: int = -1  # offset of Adopt
+    emit_from: int = -1
+    merged: int = -1  # offset of Done
+    time_ms: int = 0
+    watermark_ms: int = -1
+    frozen_ms: int = -1  # the promised watermark of the operator's outputs; constant during the move
+    vote: m.Ready | None = None
+
+
+class LogReader(msgspec.Struct, frozen=True):
+    """The coverage of an instance's last checkpoint, and its last incarnation that attached."""
+
+    incarnation: int
+    applied: int
+    moves: dict[str, int]  # incoming moves: offset in this log, once they read it
+    start_watermark_ms: int = ABSENT_WATERMARK  # of the log, where an instance without a checkpoint begins
+    stored: bool = False  # a checkpoint covers `applied`: the log up to there may be trimmed
+
+    def fences(self, incarnation: int) -> bool:
+        """Rule R29: an incarnation older than the last one that attached may not attach again."""
+        return incarnation < self.incarnation
+
+
+class DispatchPause(msgspec.Struct, frozen=True):
+    """Dispatch stops behind `limit` until the operator's instances have been relaunched."""
+
+    limit: int
+    awaited: dict[str, int]  # instance -> the incarnation that must end
+    released: bool = False  # nothing else pauses dispatch
+
+
+class StoredIncomingMove(msgspec.Struct, frozen=True):
+    """The key set of an incoming move as of a checkpoint."""
+
+    move: str
+    keys: KeySet
+    source: str
+    strategy: str
+    epochs: RouteUpdate
+    position: Position
+    adopt: Adopt | None
+    adopted_at: int
+    shadow_watermark_ms: int
+    own_watermark_ms: int
+    floors: dict[bytes, int]
+    at: dict[bytes, Position]
+    withheld: list[tuple[int, Output]]  # withheld outputs: no replay would produce them again
+    withheld_dead_letters: list[tuple[int, Output]]
+
+
+class CheckpointHeader(msgspec.Struct, frozen=True):
+    """The position of a complete checkpoint; a checkpoint without a header is incomplete."""
+
+    generation: int
+    applied: int
+    router_incarnation: int
+    time_ms: int
+    watermark_ms: int
+    incoming_moves: list[StoredIncomingMove]
+    era: EpochOverride | None = None
+    takeover: int = -1  # written after this takeover, which is identified by its `through` offset
+
+
+TABLES: Final[dict[str, Any]] = {
+    # a router's
+    "head": tuple[int, int, int],
+    "trimmed": int,
+    "ends": list[tuple[int, int]],
+    "route": Route,
+    "route_key": Route,
+    "mark": dict[str, int],
+    "count": int,
+    "reader": LogReader,
+    "retired": bool,
+    "takeover": Takeover,
+    "emitted": int,
+    "pause": DispatchPause,
+    "producer": int,
+    "producer_incarnation": str,
+    "source": int,
+    "outbox": tuple[SiteFrame, int],
+    "outbox_next": int,
+    "stream_head": int,
+    "received": int,
+    "outgoing": OutgoingMoveRecord,
+    "incoming": IncomingMoveRecord,
+    "ended": tuple[str, str],
+    "merged": bool,
+    "shadow": ShadowNotice,
+    "move_mark": Position,
+    "inbox": Entry,  # or StreamEntry, in an output log: see `read_log`
+    # an instance's
+    "state": StateImage,
+    "move": StateImage,
+    "routes": RouteUpdate,
+    "checkpoint": CheckpointHeader,
+    "schema": dict[str, int],  # variable -> schema version of all its stored values; 1 if missing
+}

@@ -1,0 +1,470 @@
+"""The state receiver: the destination instance's side of a move.
+
+Responsible for: holding rows of a key until its state has arrived, processing the rows of the source without
+    emitting, the vote, and emitting from the cut on.
+Not responsible for: the order of rows (destination_router.py), the time of checkpoints
+    (checkpoint_writer.py).
+
+    RECEIVING --every key--> IN_STEP --Compare--> COMPARING --checkpoint--> VOTED --Adopt--> ADOPTED --Done-->
+    RECEIVING --Adopt--> ADOPTED_RECEIVING --every key--> ADOPTED --Done-->                    (flip first)
+
+Its transitions are DESTINATION_INSTANCE in phases.py.
+
+The emit filter: the receiver withholds outputs until EmitFrom(r) arrives: the source has emitted everything
+up to r, and it is durable. The receiver then drops its outputs up to r and emits the others in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tiercel.core import messages as m
+from tiercel.core.errors import CoreBug
+from tiercel.core.machine.step import Step
+from tiercel.core.machine.stored import StoredIncomingMove
+from tiercel.core.migration.instance_port import CallResult, InstancePort
+from tiercel.core.migration.phases import (
+    DESTINATION_INSTANCE,
+    INCOMPLETE,
+    OWNING,
+    DestinationInstancePhase,
+    MovePhase,
+)
+from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.core.model.keys import Key, KeySet, StateImage
+from tiercel.core.model.log import (
+    OWN,
+    SHADOW,
+    Adopt,
+    Compare,
+    Control,
+    Output,
+    Position,
+    Row,
+    Tick,
+    Watermark,
+)
+from tiercel.core.model.routing import RouteUpdate, slot_of
+from tiercel.core.state.digests import DigestJob
+from tiercel.core.state.handle import KeyState
+from tiercel.core.state.table import StateTable, no_epoch
+
+Item = tuple[Position, int, list[Row], Control | None]  # position, time, rows, control
+
+
+class LogWatermarks:
+    """The watermarks of the source's log and of this site's log, at the current position."""
+
+    __slots__ = ("own_ms", "shadow_ms")
+
+    def __init__(self, shadow_ms: int, own_ms: int) -> None:
+        self.shadow_ms, self.own_ms = shadow_ms, own_ms
+
+    def pass_by(self, position: Position, control: Control | None) -> None:
+        if isinstance(control, Watermark):
+            if position[0] == SHADOW:
+                self.shadow_ms = max(self.shadow_ms, control.value_ms)
+            else:
+                self.own_ms = max(self.own_ms, control.value_ms)
+
+
+class StateReceiver:
+    """One key set that moves into this instance."""
+
+    def __init__(
+        self, instance: InstancePort, move: str, keys: KeySet, source: str, strategy: str, epochs: RouteUpdate
+    ) -> None:
+        self.instance = instance
+        self.move = move
+        self.keys = keys
+        self.source = source
+        self.strategy = strategy
+        self.epochs = epochs  # of the keys before the flip
+        self._phase = MovePhase(DESTINATION_INSTANCE, move, DestinationInstancePhase.ABSENT)
+        self.accepts, self.become = self._phase.accepts, self._phase.become
+        self.position: Position = (SHADOW, -1)
+        self.adopt: Adopt | None = None  # once this instance owns the keys
+        self.adopted_at = -1  # offset of Adopt in our log; Adopt may wait behind stalled rows
+        self.emit_from: int | None = None
+        self.space = StateTable(instance.operator.slots, self.epoch_of, *instance.user_code.about_keys)
+        self.at: dict[Key, Position] = {}  # the position of each key's image
+        self.floor_wm: dict[Key, int] = {}
+        self.marks = LogWatermarks(-1, -1)
+        self.held: dict[Key, list[Item]] = {}
+        self.controls: list[Item] = []
+        self.stalled: deque[Item] = (
+            deque()
+        )  # rows behind a Compare that arrived before the last key, or behind a full buffer
+        self.withheld: list[tuple[int, Output]] = []  # (stage, output), until the receiver may emit
+        self.withheld_dead_letters: list[tuple[int, Output]] = []
+        self.next_chunk = 0
+        self._chunk_seen = -1
+        self.chunks: int | None = None
+        self.touched: set[Key] = set()
+        self.digests: DigestJob | None = None  # as of Compare
+        self.vote_position: Position | None = None  # of Compare
+
+    @property
+    def phase(self) -> DestinationInstancePhase:
+        return self._phase.now
+
+    @property
+    def complete(self) -> bool:
+        """Whether the state of every key is here."""
+        return self._phase.now not in INCOMPLETE
+
+    # -- in a checkpoint ---------------------------------------------------------------------
+
+    def to_stored(self, position: Position) -> StoredIncomingMove:
+        """The part of this move that a checkpoint stores in addition to its keys."""
+        return StoredIncomingMove(
+            self.move,
+            self.keys,
+            self.source,
+            self.strategy,
+            self.epochs,
+            position,
+            self.adopt,
+            self.adopted_at,
+            self.marks.shadow_ms,
+            self.marks.own_ms,
+            dict(self.floor_wm),
+            dict(self.at),
+            list(self.withheld),
+            list(self.withheld_dead_letters),
+        )
+
+    @classmethod
+    def restored(cls, step: Step, instance: InstancePort, stored: StoredIncomingMove) -> StateReceiver:
+        """A move from a checkpoint, with the state of every key. The router knows whether it voted."""
+        receiver = cls(instance, stored.move, stored.keys, stored.source, stored.strategy, stored.epochs)
+        receiver.position = (stored.position[0], stored.position[1])
+        receiver.marks = LogWatermarks(stored.shadow_watermark_ms, stored.own_watermark_ms)
+        receiver.floor_wm = dict(stored.floors)
+        receiver.withheld = list(stored.withheld)
+        receiver.withheld_dead_letters = list(stored.withheld_dead_letters)
+        receiver.at = {k: (p[0], p[1]) for k, p in stored.at.items()}
+        receiver.adopt, receiver.adopted_at = stored.adopt, stored.adopted_at
+        owned = stored.adopt is not None
+        receiver.become(step, DestinationInstancePhase.ADOPTED if owned else DestinationInstancePhase.IN_STEP)
+        return receiver
+
+    def epoch_of(self, key: Key) -> int:
+        """The epoch of a new key: the old owner's until the adoption, then the new one.
+
+        It comes from Adopt, not from our routing table, which may be older during a replay.
+        """
+        routes = self.adopt.update if self.adopt is not None else self.epochs
+        route = routes.keys.get(key) or routes.slots.get(slot_of(key, self.space.slots))
+        return route.epoch if route is not None else 0
+
+    # -- incoming state ----------------------------------------------------------------------
+
+    def start(self, step: Step) -> None:
+        """Start to receive: the instance is ready for state and shadow rows."""
+        self.become(step, DestinationInstancePhase.RECEIVING)
+
+    def on_chunk(self, step: Step, chunk: m.Chunk) -> None:
+        if self.complete:
+            self.next_chunk = max(self.next_chunk, chunk.n + 1)  # a checkpoint already has this chunk
+        elif chunk.n == self.next_chunk:
+            self.next_chunk += 1
+            for image in chunk.images:
+                self._install(image)
+            self._finish_if_complete(step)
+        step.send(self.source, m.ChunkReceipt(self.move, self.next_chunk))
+
+    def on_end_of_keys(self, step: Step, message: m.EndOfKeys) -> None:
+        self.chunks = message.chunks
+        self._finish_if_complete(step)
+
+    def look_later(self, step: Step) -> None:
+        step.timer(f"fetch|{self.move}", step.now_ms + self.instance.settings.retry_ms)
+
+    def on_look(self, step: Step) -> None:
+        """Ask for a new transfer if no chunk came: the source may not know that this instance restarted."""
+        if self.complete:
+            return
+        if STRATEGIES[self.strategy].flips_first and self.next_chunk == self._chunk_seen:
+            step.send(self.source, m.RestartTransfer(self.move))
+        self._chunk_seen = self.next_chunk
+        self.look_later(step)
+
+    def _install(self, image: StateImage) -> None:
+        key = image.key
+        self.space.install(image, self.epoch_of(key))
+        self.at[key] = (SHADOW, image.at)
+        self.floor_wm[key] = image.watermark_ms
+        self._catch_up(key)
+
+    def _catch_up(self, key: Key) -> None:
+        """Process the held rows of this key, with the ticks and watermarks between them, in order."""
+        items = sorted([*self.held.pop(key, []), *self.controls], key=lambda item: item[0])
+        marks = LogWatermarks(-1, self.adopt.own_watermark_ms if self.adopt is not None else -1)
+        for position, time_ms, rows, control in items:
+            marks.pass_by(position, control)
+            if control is None:
+                self._call(key, rows, position, time_ms, marks)
+            else:
+                self._control_for(key, position, time_ms, control, marks)
+
+    def _finish_if_complete(self, step: Step) -> None:
+        if self.complete or self.chunks is None or self.next_chunk < self.chunks:
+            return
+        for key in sorted(self.held):
+            self.at[key] = (SHADOW, -1)  # no state and not deleted: the key is newer than the capture
+            self._catch_up(key)
+        self.controls.clear()
+        owned = self.phase in OWNING
+        self.become(step, DestinationInstancePhase.ADOPTED if owned else DestinationInstancePhase.IN_STEP)
+        self.instance.tell(step, m.StateComplete(self.move))
+        self._go_on(step)
+
+    # -- incoming rows -----------------------------------------------------------------------
+
+    def cursor(
+        self, step: Step, position: Position, time_ms: int, rows: list[Row], control: Control | None
+    ) -> None:
+        """Process the next item of the shadow or, after the adoption, of our own log."""
+        if position <= self.position:
+            return
+        self.position = position
+        item = (position, time_ms, rows, control)
+        if self.stalled or self._must_stall(control):
+            self.stalled.append(item)
+        else:
+            self._process(step, item)
+
+    def _must_stall(self, control: Control | None) -> bool:
+        if isinstance(control, Compare):
+            return not self.complete
+        return self.emit_from is None and len(self.withheld) >= self.instance.settings.withheld_max
+
+    def _go_on(self, step: Step) -> None:
+        while self.stalled and not self._must_stall(self.stalled[0][3]):
+            self._process(step, self.stalled.popleft())
+        if not self.stalled and self.phase is DestinationInstancePhase.COMPARING:
+            self.instance.checkpoint_soon(step)  # the one taken at Compare does not cover the stalled rows
+
+    def _process(self, step: Step, item: Item) -> None:
+        position, time_ms, rows, control = item
+        if isinstance(control, Compare):
+            self.become(step, DestinationInstancePhase.COMPARING)
+            self.digests = DigestJob(self.space, self.touched)
+            self.vote_position = position
+            self.digest_some(step)
+            self.instance.checkpoint_soon(step)
+            return
+        if isinstance(control, Adopt):
+            self._own(step, control)
+            return
+        if control is not None:
+            if not self.complete:
+                self.hold_control(item)
+            self.marks.pass_by(position, control)
+            for key in self.space.due(self._due(position, time_ms, control)):
+                if position <= self.at.get(key, (SHADOW, -1)):
+                    self.space.requeue_timers(
+                        key
+                    )  # its image has this item; its due timers wait for the next one
+                else:
+                    self._control_for(key, position, time_ms, control, self.marks)
+            return
+        by_key: dict[Key, list[Row]] = {}
+        for row in rows:
+            by_key.setdefault(row[0], []).append(row)
+        for key, of_key in by_key.items():
+            if self.complete or key in self.at:
+                self._call(key, of_key, position, time_ms, self.marks)
+            else:
+                self.held.setdefault(key, []).append((position, time_ms, of_key, None))
+
+    def hold_control(self, item: Item) -> None:
+        """Hold a tick or watermark for the keys that wait for their state."""
+        self.controls.append(item)
+
+    def digest_some(self, step: Step) -> None:
+        """Compute the digests of the next few keys; the vote may wait for them."""
+        if self.digests is not None and self.digests.advance(step, self.move, self.instance.settings):
+            self._vote(step)
+
+    def _vote(self, step: Step) -> None:
+        """Send the vote: a checkpoint has every key, with these digests."""
+        voted = self.phase is DestinationInstancePhase.VOTED
+        if voted and self.digests is not None and self.digests.complete:
+            instance = self.instance
+            instance.tell(step, m.Ready(self.move, instance.incarnation, self.digests.found))
+
+    def on_checkpoint_stored(self, step: Step, covered: Position) -> None:
+        """A checkpoint holds the keys up to a position; the vote or the source may wait for it."""
+        if self.phase is DestinationInstancePhase.COMPARING and self.may_vote(covered):
+            self.become(step, DestinationInstancePhase.VOTED)
+        self._vote(step)
+        if self.may_settle(covered):
+            self.instance.tell(step, m.DestinationCheckpointed(self.move))
+
+    def may_vote(self, covered: Position) -> bool:
+        """The vote requires a checkpoint of every key as of Compare or later."""
+        return self.vote_position is not None and covered >= self.vote_position
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def _times(self, key: Key, position: Position, time_ms: int, marks: LogWatermarks) -> tuple[int, int]:
+        """The log time and watermark of a key: its clock never runs backwards when it changes logs."""
+        floor = self.floor_wm.get(key, -1)
+        if position[0] == SHADOW:
+            return time_ms, max(floor, marks.shadow_ms)
+        adopt = self.adopt
+        assert adopt is not None
+        return max(time_ms, adopt.time_ms), max(floor, adopt.watermark_ms, marks.own_ms)
+
+    def _due(self, position: Position, time_ms: int, control: Control) -> int:
+        """The timer value up to which this tick or watermark fires timers."""
+        if self.instance.user_code.event_time:
+            if not isinstance(control, Watermark):
+                return -1
+            floor = self.adopt.watermark_ms if self.adopt is not None and position[0] == OWN else -1
+            return max(control.value_ms, floor)
+        if not isinstance(control, Tick):
+            return -1
+        return max(time_ms, self.adopt.time_ms) if self.adopt is not None and position[0] == OWN else time_ms
+
+    def _call(
+        self, key: Key, rows: list[Row], position: Position, time_ms: int, marks: LogWatermarks
+    ) -> None:
+        if position <= self.at.get(key, (SHADOW, -1)):
+            return  # its image already has this item
+        self.space.before_change([key])
+        state = self.space.state(key)
+        time_ms, watermark_ms = self._times(key, position, time_ms, marks)
+        result = self.instance.user_code.call_apart(state, key, rows, time_ms, watermark_ms, position[1])
+        self._changed(key, state, position, result)
+
+    def _control_for(
+        self, key: Key, position: Position, time_ms: int, control: Control, marks: LogWatermarks
+    ) -> None:
+        state = self.space.keys.get(key)
+        if state is None or not state.timers or position <= self.at.get(key, (SHADOW, -1)):
+            return
+        due = self._due(position, time_ms, control)
+        if min(state.timers) > due:
+            return
+        self.space.before_change([key])
+        time_ms, watermark_ms = self._times(key, position, time_ms, marks)
+        if isinstance(control, Watermark):
+            watermark_ms = max(watermark_ms, due)
+        result = self.instance.user_code.fire_apart(state, key, due, time_ms, watermark_ms, position[1])
+        self._changed(key, state, position, result)
+
+    def _changed(self, key: Key, state: KeyState, position: Position, result: CallResult) -> None:
+        self.touched.add(key)
+        self.space.touched(key, state, result.new_timers)
+        self._out(position, result.outputs, result.dead_letters)
+
+    # -- the emit filter ---------------------------------------------------------------------
+
+    def _out(self, position: Position, out: list[Output], dead: list[Output]) -> None:
+        for withheld, outputs in ((self.withheld, out), (self.withheld_dead_letters, dead)):
+            if self.emit_from is None or position > (SHADOW, self.emit_bound()):
+                withheld += [(position[0], o) for o in outputs]
+
+    def emit_bound(self) -> int:
+        """The source emits the outputs up to this offset."""
+        assert self.emit_from is not None
+        return self.emit_from
+
+    def may_emit(self) -> bool:
+        """Whether the source has stopped and all of its outputs have arrived."""
+        return self.emit_from is not None
+
+    def on_emitted_through(self, offset: int) -> None:
+        """Drop withheld outputs: the source's own outputs up to here have arrived."""
+        self._drop_withheld(offset)
+
+    def on_emit_from(self, step: Step, offset: int) -> None:
+        if self.emit_from is None:
+            self.emit_from = offset
+            self.release_withheld()
+            self._go_on(step)
+
+    def release_withheld(self) -> None:
+        """Drop withheld outputs up to the source's last offset, and emit those above."""
+        self._drop_withheld(self.emit_bound())
+
+    def _drop_withheld(self, through: int) -> None:
+        self.withheld = [(s, o) for s, o in self.withheld if s == OWN or o.offset > through]
+        self.withheld_dead_letters = [
+            (s, o) for s, o in self.withheld_dead_letters if s == OWN or o.offset > through
+        ]
+
+    def flush(self, step: Step) -> None:
+        """Send outputs that may be emitted, in the order of entries and so in order per key."""
+        if not self.may_emit() or not (self.withheld or self.withheld_dead_letters):
+            return
+        for stage in (SHADOW, OWN):
+            outputs = [o for s, o in self.withheld if s == stage]
+            dead = [o for s, o in self.withheld_dead_letters if s == stage]
+            if outputs or dead:
+                instance = self.instance
+                step.send(
+                    instance.router,
+                    m.MoveOutputs(instance.name, instance.incarnation, self.move, stage, outputs, dead),
+                )
+        self.withheld, self.withheld_dead_letters = [], []
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def on_adopt(self, step: Step, adopt: Adopt, offset: int) -> None:
+        """From this entry of our log on, this instance owns the keys."""
+        self.adopted_at = offset
+        if STRATEGIES[self.strategy].shadows:
+            self.cursor(step, (OWN, offset), adopt.time_ms, [], adopt)
+        else:
+            self.position = max(self.position, (OWN, offset))
+            self._own(step, adopt)
+
+    def _own(self, step: Step, adopt: Adopt) -> None:
+        self.adopt = adopt
+        self.become(
+            step,
+            DestinationInstancePhase.ADOPTED if self.complete else DestinationInstancePhase.ADOPTED_RECEIVING,
+        )
+        self.marks.own_ms = max(self.marks.own_ms, adopt.own_watermark_ms)
+        for key, state in self.space.keys.items():
+            state.epoch = self.instance.routes.route(key).epoch
+        self.fire_passed(step, adopt)
+
+    def fire_passed(self, step: Step, adopt: Adopt) -> None:
+        """Fire the timers that the watermark of our log has passed: no later watermark would fire them.
+
+        When the move is done, the site's promise covers these keys. Their outputs must precede it.
+        """
+        ahead = adopt.own_watermark_ms > adopt.watermark_ms
+        if ahead:
+            passed = Watermark(adopt.own_watermark_ms)
+            self._process(step, ((OWN, self.adopted_at), adopt.time_ms, [], passed))
+
+    def end(self, step: Step) -> None:
+        """End the move here and release its memory now, not at the next garbage collection."""
+        self.become(step, DestinationInstancePhase.ABSENT)
+        self.space.epoch_of = no_epoch
+        self.digests = None
+
+    def checkpoint_position(self) -> Position | None:
+        """The position that a checkpoint may claim now; None while rows are held."""
+        return self.position if self.complete and not self.stalled else None
+
+    def check_merge(self) -> None:
+        """Check that every key is complete and every output is emitted before the keys merge."""
+        if self.phase is not DestinationInstancePhase.ADOPTED or self.withheld:
+            raise CoreBug(f"{self.instance.name}: {self.move} is done, but not complete here")
+
+    def may_settle(self, covered: Position) -> bool:
+        """Whether the source may forget: a checkpoint covers the adoption, and no output is withheld."""
+        return (
+            self.phase is DestinationInstancePhase.ADOPTED
+            and self.emit_from is not None
+            and not self.withheld
+            and not self.stalled
+            and covered >= (OWN, self.adopted_at)
+        )

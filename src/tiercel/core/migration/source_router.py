@@ -1,0 +1,501 @@
+"""The outgoing move: the source router's side of a move, from request to Done. Its log decides the move.
+
+Responsible for: locking the keys, Begin, the shadow, the flip, the cut, releasing the source; undoing.
+Not responsible for: state (source_instance.py, destination_instance.py), the destination's log
+    (destination_router.py).
+
+live:          PREPARING --> BEGUN --> SHADOWING --> COMPARING --Flip--> FLIPPED --> CUT --> EMITTING --> DONE
+flip first:    PREPARING --> PREPARED ---------------------------Flip--> FLIPPED --> CUT --> EMITTING --> DONE
+every phase before Flip --> ABORTED
+
+Before Flip the router may undo the move; after it the move always completes. strategies.py orders flip,
+transfer and processing; this module has the rules that all strategies share. The transitions are
+SOURCE_ROUTER in phases.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from tiercel.core import messages as m
+from tiercel.core.errors import CoreBug
+from tiercel.core.logs.inbox import Inbox, MovingKeys
+from tiercel.core.logs.site_outbox import FrameId
+from tiercel.core.machine.names import ShadowReaderName
+from tiercel.core.machine.step import Step
+from tiercel.core.machine.stored import OutgoingMoveRecord
+from tiercel.core.migration.phases import (
+    DECIDED,
+    SHADOWED,
+    SOURCE_ROUTER,
+    STOPPED,
+    UNDECIDED,
+    MovePhase,
+    SourceRouterPhase,
+)
+from tiercel.core.migration.ports import OutgoingPort, RouterPort
+from tiercel.core.migration.strategies import STRATEGIES, FlipFacts, Strategy
+from tiercel.core.model.keys import Key
+from tiercel.core.model.log import Abort, Begin, Compare, Entry, Flip, Tick, Watermark
+from tiercel.core.model.routing import slot_of
+from tiercel.core.model.topology import site_of
+
+
+class OutgoingMove:
+    """One move whose source is an instance of this site."""
+
+    def __init__(
+        self,
+        router: RouterPort,
+        moves: OutgoingPort,
+        inbox: Inbox,
+        record: OutgoingMoveRecord,
+    ) -> None:
+        self.router = router
+        self._moves = moves
+        self.inbox = inbox
+        self.record = record
+        request = self.request = record.request
+        self.move = request.move
+        self.keys = request.keys
+        self.strategy_name = request.strategy
+        self._phase = MovePhase(SOURCE_ROUTER, request.move, SourceRouterPhase(record.phase), self._changed)
+        self.to_site = site_of(request.destination)
+        self.destination_watermark = -1
+        self.source_digests: dict[Key, int] | None = None
+        self.vote: m.Ready | None = None
+        self.compare_since = 0.0
+        self.flipped_at = 0.0
+        self.shadow_live = False  # the shadow is at the end of the log; appended entries follow at once
+        self.shadow_cursor = 0
+        self.shadow_ahead: deque[Entry] = deque(maxlen=inbox.settings.read_entries_max)  # not shadowed yet
+        self.emitted_unsettled: tuple[int, set[tuple[str, str, int]]] | None = None
+        self.unsettled: set[tuple[str, str, int]] = set()  # output frames that must arrive before EmitFrom
+        self.asked_by = ""
+        self.deadline_ms = float("inf")
+        self.moved = (0, 0)  # keys and bytes, for reports
+
+    # -- the phase -----------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> SourceRouterPhase:
+        return self._phase.now
+
+    def become(self, step: Step, phase: SourceRouterPhase) -> None:
+        """Change the phase, durably, and report it to the client that requested the move."""
+        self._phase.become(step, phase)
+
+    def _changed(self, step: Step, phase: SourceRouterPhase) -> None:
+        self.record.phase = phase.value
+        if phase is SourceRouterPhase.BEGUN or phase in SHADOWED:
+            self.inbox.shadow_readers[self.move] = self
+        else:
+            self.inbox.shadow_readers.pop(self.move, None)
+        self.save(step)
+
+    def save(self, step: Step) -> None:
+        """Persist the record and report the phase."""
+        step.put(("outgoing", self.move), msgspec.structs.replace(self.record))
+        self._moves.report(step, self.move)
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    @property
+    def strategy(self) -> Strategy:
+        return STRATEGIES[self.request.strategy]
+
+    @property
+    def source(self) -> str:
+        return self.request.source
+
+    @property
+    def part(self) -> str:
+        return f"{self.move}|{self.source}"
+
+    def member(self, key: Key) -> bool:
+        """Whether a key belongs to this move: its slot does, and no override gives it another owner."""
+        if key in self.keys.keys:
+            return True
+        return slot_of(key, self.inbox.table.count) in self.keys.slots
+
+    def takes_along(self, key: Key) -> bool:
+        """Whether this move transfers a key: overrides to other owners stay."""
+        if key in self.keys.keys:
+            return True
+        if slot_of(key, self.inbox.table.count) not in self.keys.slots:
+            return False
+        override = self.inbox.table.overrides.get(key)
+        return override is None or override.instance in (self.source, self.request.destination)
+
+    def notify(self, step: Step, notice: m.AnyNotice) -> None:
+        """Send the destination router a notice, durably and in order."""
+        if self.to_site == self.router.site:
+            self._moves.on_notice(step, self.router.site, notice)
+        else:
+            self.router.outbox(self.to_site, self.inbox.name).add(
+                step, self.router.intake_promise(self.inbox.name), [], notice=notice
+            )
+
+    def retry(self, step: Step) -> None:
+        """Repeat the message whose answer the current phase waits for."""
+        match self.phase:
+            case SourceRouterPhase.PREPARING:
+                self.router.send_router(step, self.to_site, self.prepare_message(), durable=True)
+            case SourceRouterPhase.BEGUN | SourceRouterPhase.SHADOWING:
+                step.send_durable(self.source, m.Capture(self.move, self.keys, self.request.destination))
+                self.tell_emitted(step)
+            case SourceRouterPhase.COMPARING:
+                self.tell_emitted(step)
+            case SourceRouterPhase.FLIPPED:
+                self.announce_flip(step)
+            case SourceRouterPhase.CUT | SourceRouterPhase.EMITTING:
+                self.inbox.request_restarts(step, self.move)
+            case SourceRouterPhase.DONE:
+                step.send_durable(self.source, m.Forget(self.move))
+            case _:
+                pass
+        self.advance(step)
+
+    def on_message(self, step: Step, message: m.Message) -> None:
+        """A message about this move. The table says in which phases it is expected."""
+        if not self._phase.accepts(step, message):
+            return
+        match message:
+            case m.Prepared():
+                self.on_prepared(step, message)
+            case m.Refused():
+                self.abort(step, message.reason)
+            case m.CaptureFrom():
+                self.on_capture_from(step, message)
+            case m.Captured():
+                self.on_captured(step, message)
+            case m.Digests():
+                self.on_digests(step, message)
+            case m.Ready():
+                self.on_ready(step, message)
+            case m.SourceStopped():
+                self.on_cut(step, message)
+            case m.StateComplete():
+                self.on_installed(step)
+            case m.DestinationCheckpointed():
+                self.on_settled(step)
+            case m.Forgotten():
+                self._moves.end_outgoing(step, self.move)
+            case _:
+                raise CoreBug(f"source router: no handler for {type(message).__name__}")
+
+    def prepare_message(self) -> m.Prepare:
+        r = self.request
+        return m.Prepare(r.move, r.operator, r.keys, r.source, r.destination, r.strategy, self.record.epochs)
+
+    # -- before the flip ---------------------------------------------------------------------
+
+    def on_prepared(self, step: Step, message: m.Prepared) -> None:
+        self.destination_watermark = message.watermark_ms
+        if self.strategy.shadows:
+            self.begin(step)
+        elif self.may_flip():
+            self.flip(step)
+        else:
+            self.become(step, SourceRouterPhase.PREPARED)
+
+    def begin(self, step: Step) -> None:
+        """Live: from here on the keys' rows form a part of their own, which the source reads."""
+        entry = self.inbox.append(step, {}, Begin(self.move))
+        self.inbox.set_moving(self.move, MovingKeys(self.keys, self.source, outgoing=True))
+        self.record.begin_offset = entry.offset
+        self.become(step, SourceRouterPhase.BEGUN)
+        step.send_durable(self.source, m.Capture(self.move, self.keys, self.request.destination))
+
+    def on_capture_from(self, step: Step, message: m.CaptureFrom) -> None:
+        self.become(step, SourceRouterPhase.SHADOWING)
+        self.shadow_cursor = self.shadow_start(message.offset)
+        start = Watermark(message.watermark_ms)  # newer keys have seen this watermark
+        self.notify(step, m.ShadowNotice(self.move, message.offset, message.time_ms, [], start))
+        self.read_shadow(step)
+
+    def shadow_start(self, captured_from: int) -> int:
+        """Rule R21: the shadow begins behind the lowest offset at which the source captures a key."""
+        return captured_from
+
+    def read_shadow(self, step: Step) -> None:
+        step.read_log(
+            self.inbox.name,
+            self.shadow_cursor,
+            self.inbox.settings.read_entries_max,
+            str(ShadowReaderName(self.move)),
+        )
+
+    def on_shadow_read(self, step: Step, entries: list[Entry]) -> None:
+        if self.phase not in SHADOWED or self.shadow_live:
+            return
+        for entry in entries:
+            if entry.offset > self.shadow_cursor:
+                self.shadow(step, entry)
+                self.shadow_cursor = entry.offset
+        for entry in self.shadow_ahead:  # appended during the read: otherwise a busy log stays ahead
+            if entry.offset == self.shadow_cursor + 1:
+                self.shadow(step, entry)
+                self.shadow_cursor = entry.offset
+        if self.shadow_cursor >= self.inbox.offset:
+            self.shadow_live = True
+            self.shadow_ahead.clear()
+            self.advance(step)
+        else:
+            self.read_shadow(step)
+
+    def shadow_appended(self, step: Step, entry: Entry) -> None:
+        if self.phase not in SHADOWED:
+            return
+        if self.shadow_live:
+            self.shadow_cursor = entry.offset
+            self.shadow(step, entry)
+        else:
+            self.shadow_ahead.append(entry)
+
+    def shadow(self, step: Step, entry: Entry) -> None:
+        """Shadow the move's rows of an entry. Before Begin they are in all parts that the source reads."""
+        if self.phase not in SHADOWED:
+            return  # an earlier entry has undone the move
+        rows = entry.parts.get(self.part, [])
+        if entry.offset <= self.record.begin_offset:
+            read = [r for n, r in entry.parts.items() if n == self.source or n.endswith("|" + self.source)]
+            rows = [row for part in read for row in part if self.takes_along(row[0])]
+        control = entry.control
+        if not isinstance(control, Tick | Watermark) and control != Compare(self.move):
+            control = None  # a record of another move
+        if rows or control is not None:
+            self.notify(step, m.ShadowNotice(self.move, entry.offset, entry.time_ms, rows, control))
+            if self._moves.shadow_backlog(self.move) > self.inbox.settings.shadow_entries_max:
+                self.abort(step, "the shadow outbox is full")
+
+    def tell_emitted(self, step: Step) -> None:
+        """Notify the destination of the source's arrived outputs, so that it drops its withheld ones."""
+        if self.emitted_unsettled is None:
+            emitted = self.inbox.emitted.get(self.source, 0)
+            self.emitted_unsettled = (emitted, self.router.unsettled_outputs(self.inbox.name))
+        offset, unsettled = self.emitted_unsettled
+        if not unsettled:
+            self.emitted_unsettled = None
+            self.notify(step, m.EmittedNotice(self.move, offset))
+
+    def on_captured(self, step: Step, message: m.Captured) -> None:
+        self.moved = (message.keys, message.size_bytes)
+        self.compare_since = step.now_ms
+        self.become(step, SourceRouterPhase.COMPARING)
+        self.inbox.append(step, {}, Compare(self.move))
+
+    def on_digests(self, step: Step, message: m.Digests) -> None:
+        self.source_digests = message.digests
+        self.advance(step)
+
+    def on_ready(self, step: Step, message: m.Ready) -> None:
+        self.vote = message
+        self.advance(step)
+
+    def source_watermark_reached(self) -> bool:
+        """Rule R18: no output of the keys may be late behind the watermark of the destination's site."""
+        cursor = self.inbox.cursors.get(self.source)
+        return cursor is not None and cursor.watermark_ms >= self.destination_watermark
+
+    def shadow_complete(self) -> bool:
+        """Rule R21: the destination must also have the rows that were appended since the vote's Compare."""
+        return self.shadow_live
+
+    def advance(self, step: Step) -> None:
+        """Take the next step that has become possible, if any."""
+        settings = self.inbox.settings
+        if self.phase is SourceRouterPhase.COMPARING and self.vote is not None:
+            overdue = step.now_ms - self.compare_since > settings.compare_wait_ms
+            if self.source_digests is None and not overdue:
+                return
+            differing = self.differing_key()
+            if differing is not None:
+                self.abort(
+                    step, f"not deterministic: key {differing!r} differs between source and destination"
+                )
+            elif self.may_flip():
+                self.flip(step)
+        elif self.phase is SourceRouterPhase.PREPARED and self.may_flip():
+            self.flip(step)
+        elif self.phase is SourceRouterPhase.CUT and not self.unsettled:
+            self.become(step, SourceRouterPhase.EMITTING)
+            self.notify(step, m.EmitFromNotice(self.move, self.record.last_offset))
+        elif self.phase is SourceRouterPhase.FLIPPED:
+            silent = step.now_ms - self.flipped_at > settings.source_silence_ms
+            if self.strategy.destination_can_finish and silent:
+                self.take_over(step)
+
+    def may_flip(self) -> bool:
+        """Whether the strategy flips the move as soon as the destination is prepared."""
+        facts = FlipFacts(
+            prepared=True,
+            voted=self.vote is not None,
+            shadow_complete=self.shadow_complete(),
+            source_watermark_reached=self.source_watermark_reached(),
+        )
+        return self.strategy.may_flip(facts)
+
+    def differing_key(self) -> Key | None:
+        """Rule R13: a key whose state differs between source and destination; None if there is none."""
+        if self.source_digests is None or self.vote is None:
+            return None
+        theirs = self.vote.digests
+        both = self.source_digests.keys() & theirs.keys()  # keys that both processed after the capture
+        return next((key for key in sorted(both) if self.source_digests[key] != theirs[key]), None)
+
+    # -- the decision ------------------------------------------------------------------------
+
+    def flip(self, step: Step) -> None:
+        inbox = self.inbox
+        r = self.request
+        flip = Flip(
+            self.move,
+            self.keys,
+            self.source,
+            r.destination,
+            r.strategy,
+            self.record.begin_offset,
+            self.record.epochs,
+        )
+        entry = inbox.append(step, {}, flip)
+        update = inbox.table.moved(self.keys, self.source, self.request.destination)
+        local = self.to_site == self.router.site  # then the sequencer stays the same
+        marks = {} if local else inbox.give_marks(step, self.takes_along)
+        held = [] if local else inbox.drop_held(self.takes_along)
+        inbox.clear_moving(self.move)
+        self.record.flip_offset = entry.offset
+        self.flipped_at = step.now_ms
+        self.become(step, SourceRouterPhase.FLIPPED)
+        notice = m.FlipToDestination(
+            self.move, entry.offset, entry.time_ms, inbox.watermark_ms, update, marks, self.prepare_message()
+        )
+        if not local:
+            inbox.update_table(step, update)
+            inbox.await_no_own_rows(self.takes_along)
+        self.notify(step, notice)
+        if self.strategy.restarts:
+            inbox.pause(step, self.move)
+        self.router.sequence_again(step, inbox, held)
+        self.announce_flip(step)
+
+    def announce_flip(self, step: Step) -> None:
+        """Send the source the flip, once every instance that must restart has done so."""
+        if self.inbox.all_relaunched(self.move):
+            role = self.role()
+            assert role is not None
+            step.send_durable(self.source, m.FlipToSource(self.move, role))
+        else:
+            self.inbox.request_restarts(step, self.move)
+
+    def on_cut(self, step: Step, message: m.SourceStopped) -> None:
+        self.moved = max(self.moved, (message.keys, message.size_bytes))
+        admitted = min(self.inbox.emitted.get(self.source, 0), self.record.flip_offset)
+        # a source that fell back to its checkpoint may report less than the admitted outputs
+        self.stop_source(step, max(message.offset, admitted), "the source reported it")
+
+    def take_over(self, step: Step) -> None:
+        """Cut off a silent source at its last admitted output; the destination emits the rest."""
+        emitted = self.inbox.emitted.get(self.source, 0)
+        self.stop_source(step, min(emitted, self.record.flip_offset), "taken over")
+
+    def stop_source(self, step: Step, offset: int, why: str) -> None:
+        self.record.last_offset = offset
+        step.note(f"{self.move}: cut at {offset}, {why}")
+        self.become(step, SourceRouterPhase.CUT)
+        if self.to_site != self.router.site:  # else the outputs of both use the same outbox
+            self.unsettled = self.must_arrive_first()
+        self.advance(step)
+
+    def must_arrive_first(self) -> set[FrameId]:
+        """Rule R10: the destination emits once these frames with outputs of the source have arrived."""
+        return self.router.unsettled_outputs(self.inbox.name)
+
+    def output_frame_settled(self, step: Step, frame: tuple[str, str, int]) -> None:
+        if self.emitted_unsettled is not None:
+            self.emitted_unsettled[1].discard(frame)
+        if frame in self.unsettled:
+            self.unsettled.discard(frame)
+            self.advance(step)
+
+    def on_installed(self, step: Step) -> None:
+        """Restart strategy: resume the operator's dispatch, because the destination has the state."""
+        if not self.record.installed:
+            self.record.installed = True
+            self.save(step)
+            if self.strategy.restarts:
+                self.inbox.unpause(step, self.move)
+                self.notify(step, m.ResumeNotice(self.move))
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def on_settled(self, step: Step) -> None:
+        if not self.inbox.all_relaunched(self.move):
+            return  # the destination router repeats the message
+        if self.phase is SourceRouterPhase.EMITTING:
+            self.inbox.unpause(step, self.move)  # StateComplete may have been lost; this message implies it
+            self.become(step, SourceRouterPhase.DONE)
+            self.notify(step, m.DoneNotice(self.move))
+            step.send_durable(self.source, m.Forget(self.move))
+        else:
+            self.notify(step, m.DoneNotice(self.move))
+
+    def may_abort(self) -> bool:
+        """Rule R26: a move is undone only before the flip is logged."""
+        return self.phase not in DECIDED
+
+    def abort(self, step: Step, reason: str) -> None:
+        if not self.may_abort() or self.phase is SourceRouterPhase.ABORTED:
+            return
+        begun = self.phase not in (SourceRouterPhase.PREPARING, SourceRouterPhase.PREPARED)
+        self.record.reason = reason
+        self.become(step, SourceRouterPhase.ABORTED)
+        self.inbox.clear_moving(self.move)
+        if begun:
+            self.inbox.append(step, {}, Abort(self.move, reason))
+        self.notify(step, m.AbortedNotice(self.move))
+        step.send_durable(self.source, m.AbortNotice(self.move))
+        self._moves.end_outgoing(step, self.move)
+
+    # -- attach and restart of the source ----------------------------------------------------
+
+    def source_restarted(self, step: Step) -> None:
+        if self.phase in UNDECIDED:
+            self.abort(step, "the source was restarted")
+        elif self.phase is SourceRouterPhase.FLIPPED and self.strategy.destination_can_finish:
+            self.take_over(step)
+
+    def role(self) -> m.OutgoingRole | None:
+        if self.phase not in DECIDED:
+            return None
+        r = self.record
+        return m.OutgoingRole(
+            self.move,
+            self.keys,
+            self.request.destination,
+            self.request.strategy,
+            r.begin_offset,
+            r.flip_offset,
+            self.must_stop_at(),
+            r.epochs,
+        )
+
+    def must_stop_at(self) -> int | None:
+        """Rule R23: the offset above which the source must not emit, once it is decided."""
+        return self.record.last_offset if self.record.last_offset >= 0 else None
+
+    def refuses_output(self, offset: int, key: Key) -> bool:
+        """Rule R23: outputs of the source above its last offset are the destination's to emit."""
+        return (
+            self.phase in STOPPED
+            and self.record.last_offset < offset <= self.record.flip_offset
+            and self.member(key)
+        )
+
+    def trim_floor(self) -> int:
+        """The shadow still needs the log above this offset."""
+        if self.phase is SourceRouterPhase.BEGUN:
+            return max(0, min(self.inbox.emitted.get(self.source, 0), self.record.begin_offset - 1))
+        return self.shadow_cursor

@@ -1,0 +1,157 @@
+"""The contents of logs: entries of rows, and control records between them.
+
+Responsible for: the shape of everything durable that readers of a log see, in log order.
+Not responsible for: storing it (drivers), appending and dispatching it (core/logs).
+
+A row is a plain tuple, because a process handles millions of them:
+
+    (key, event_time_ms, payload)                       as a producer sends it
+    (key, event_time_ms, payload, origin, n, epoch)     between sites ("stamped")
+
+`origin` and `n` number the rows of one key gap-free per origin (a site or a mobile source). With them the
+key's sequencer drops repeated rows and holds early ones, whatever path they took. `epoch` is the epoch of
+the sender's routing entry. Only the two ends decode a payload, so they encode it once (spark/rows).
+
+Frequent structs are `array_like` (no field names are encoded) and `gc=False` (they are never part of a
+cycle, so the garbage collector does not track them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tiercel.core.model.keys import Key, KeySet, StateImage
+from tiercel.core.model.routing import RouteUpdate
+
+Row = tuple[Any, ...]
+Position = tuple[int, int]  # (stage, offset) of moving keys: SHADOW offsets are of the source's log
+
+SHADOW, OWN = 0, 1
+
+INITIAL = -2  # event time of a row that is initial state, not a tuple
+
+
+class Tick(msgspec.Struct, frozen=True, tag=True):
+    """Log time has advanced; processing-time timers up to the time of this entry are due."""
+
+
+class Watermark(msgspec.Struct, frozen=True, tag=True):
+    """The log appends no further row with an event time at or below this."""
+
+    value_ms: int
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """From here on the rows of the move's keys form a part of their own, named after the move."""
+
+    move: str
+
+
+class Compare(msgspec.Struct, frozen=True, tag=True):
+    """Source and destination digest the move's keys at this point; a difference ends the move."""
+
+    move: str
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """The move is undone: its keys stay with the source, which has owned them throughout."""
+
+    move: str
+    reason: str
+
+
+class Flip(msgspec.Struct, frozen=True, tag=True):
+    """The decision: from here on the destination owns the move's keys."""
+
+    move: str
+    keys: KeySet
+    source: str
+    destination: str
+    strategy: str
+    begin_offset: int
+    epochs: RouteUpdate  # of the keys up to here
+
+
+class Adopt(msgspec.Struct, frozen=True, tag=True):
+    """At the destination's site: from here on this log sequences the move's keys."""
+
+    move: str
+    keys: KeySet
+    source: str
+    strategy: str
+    update: RouteUpdate
+    time_ms: int  # the keys' log time at the flip: their clock never runs backwards
+    watermark_ms: int
+    own_watermark_ms: int  # the watermark of this log at this point
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """At the destination's site: the move's keys are ordinary keys of the destination again."""
+
+    move: str
+
+
+class TakenOver(msgspec.Struct, frozen=True, tag=True):
+    """An instance is dead; from here on its successors own its keys."""
+
+    of: str
+    update: RouteUpdate
+
+
+class EpochOverride(msgspec.Struct, frozen=True):
+    """The epochs that replace stored ones: versions up to a generation are of previous owners."""
+
+    generation: int
+    routes: RouteUpdate
+
+    def epoch(self, image: StateImage, generation: int, slot: int) -> int:
+        """The epoch of a key whose stored version is of that generation."""
+        if generation > self.generation:
+            return image.epoch
+        route = self.routes.keys.get(image.key) or self.routes.slots.get(slot)
+        return image.epoch if route is None else route.epoch
+
+
+Control = Tick | Watermark | Begin | Compare | Abort | Flip | Adopt | Done | TakenOver
+
+
+class Takeover(msgspec.Struct, frozen=True):
+    """A successor's share of the checkpoint of a dead instance, and of the log behind it."""
+
+    of: str
+    keys: KeySet  # slots, and single keys with the same owner
+    through: int  # up to this offset, rows of these keys are in the parts of the dead instance
+    fresh: bool = True  # the successor has no checkpoint with these keys yet; its stored state is older
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One log entry: the rows that arrived together, by the target that reads them, or a control record.
+
+    A part is named after the instance that reads it, or, for moving keys, `move|instance`. Entries are
+    never merged: an instance calls user code once per entry and key, so a replay makes the same calls.
+    """
+
+    offset: int
+    time_ms: int
+    parts: dict[str, list[Row]]
+    control: Control | None = None
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One row that an operator has emitted, identified by (operator, key, epoch, offset, n)."""
+
+    offset: int
+    key: Key  # of the operator that emitted it; for a row that a feed refused: its producer
+    epoch: int
+    n: int
+    row: Row  # (key for the next operator, event time, payload)
+
+
+class StreamEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One entry of a stream's output log, as subscribers get it."""
+
+    offset: int
+    outputs: Sequence[Output]

@@ -1,0 +1,188 @@
+"""Routing tables: the owner of each slot, overrides for single keys, and an epoch on each entry.
+
+Responsible for: look-ups, comparing two tables, merging newer entries, refusing invalid ones.
+Not responsible for: deciding a change (a Flip in the log that sequences the entry does).
+
+The table as a whole has no epoch. Each entry has its own, which only the log that sequences the entry
+assigns. So two sites that flip different entries at the same time do not invalidate each other's entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import xxhash
+
+from tiercel.core.errors import InvalidRequest
+from tiercel.core.model.keys import Key, KeySet
+from tiercel.core.model.topology import Operator, site_of
+
+
+def slot_of(key: Key, slots: int) -> int:
+    """The slot of a key: the same in all processes and versions, because stored state is laid out by slot."""
+    return xxhash.xxh3_64_intdigest(key) % slots
+
+
+class RoutingTable:
+    """Slot -> route, plus per-key overrides."""
+
+    def __init__(self, operator: str, slots: list[Route], overrides: dict[Key, Route] | None = None) -> None:
+        self.operator = operator
+        self.slots = slots
+        self.overrides = overrides or {}
+        self.count = len(slots)
+        self.version = 0  # counts the changes
+
+    @classmethod
+    def initial(cls, operator: Operator) -> RoutingTable:
+        """Contiguous slot ranges over the initial instances, with epoch 1: the same at every site."""
+        owners = operator.instances
+        return cls(
+            operator.name,
+            [Route(owners[s * len(owners) // operator.slots], 1) for s in range(operator.slots)],
+        )
+
+    def route(self, key: Key) -> Route:
+        if self.overrides:
+            override = self.overrides.get(key)
+            if override is not None:
+                return override
+        return self.slots[slot_of(key, self.count)]
+
+    def owners(self) -> set[str]:
+        return {r.instance for r in self.slots} | {r.instance for r in self.overrides.values()}
+
+    def overrides_in(self, slots: frozenset[int]) -> dict[Key, Route]:
+        return {k: r for k, r in self.overrides.items() if slot_of(k, self.count) in slots}
+
+    def routes_of(self, keys: KeySet) -> RouteUpdate:
+        """The entries of a key set; a slot includes the overrides of its keys."""
+        if keys.slots:
+            return RouteUpdate({s: self.slots[s] for s in keys.slots}, self.overrides_in(keys.slots))
+        return RouteUpdate({}, {k: self.route(k) for k in keys.keys})
+
+    def moved(self, keys: KeySet, source: str, to: str) -> RouteUpdate:
+        """The entries after a flip of `keys` from `source` to `to`.
+
+        The new epoch of a slot is above those of the overrides that it sweeps (keys with the same owner).
+        Overrides with another owner stay, and are part of the update.
+        """
+        if not keys.slots:
+            return RouteUpdate({}, {k: Route(to, self.route(k).epoch + 1) for k in keys.keys})
+        slots: dict[int, Route] = {}
+        withheld: dict[Key, Route] = {}
+        highest = {s: self.slots[s].epoch for s in keys.slots}
+        for key, route in self.overrides_in(keys.slots).items():
+            slot = slot_of(key, self.count)
+            if route.instance == source:
+                highest[slot] = max(highest[slot], route.epoch)
+            else:
+                withheld[key] = route
+        for slot in keys.slots:
+            slots[slot] = Route(to, highest[slot] + 1)
+        return RouteUpdate(slots, withheld)
+
+    def is_newer(self, route: Route, current: Route) -> bool:
+        """Rule R14: an entry replaces another only with a higher epoch."""
+        return route.epoch > current.epoch
+
+    def is_swept(self, key: Key, slot_route: Route, update: RouteUpdate) -> bool:
+        """Rule R15: a newer slot removes the overrides that are older than it and that it does not list."""
+        return self.overrides[key].epoch < slot_route.epoch and key not in update.keys
+
+    def accepts_override(self, key: Key, route: Route, update: RouteUpdate) -> bool:
+        """Whether an override is newer than what this table has.
+
+        An unknown override counts if it is newer than its slot, or arrives with the version of the slot
+        that this table has: a site that knows the epoch of a slot knows all earlier overrides of it.
+        """
+        current = self.overrides.get(key)
+        if current is not None:
+            return self.is_newer(route, current)
+        slot = slot_of(key, self.count)
+        listed = update.slots.get(slot)
+        same_version = listed is not None and listed.epoch == self.slots[slot].epoch
+        return same_version or self.is_newer(route, self.slots[slot])
+
+    def take(self, update: RouteUpdate) -> bool:
+        """Merge the newer entries of an update; True if anything changed."""
+        changed = False
+        single: dict[int, list[Key]] = {}
+        for key in self.overrides if update.slots else ():
+            single.setdefault(slot_of(key, self.count), []).append(key)
+        for slot, route in update.slots.items():
+            if self.is_newer(route, self.slots[slot]):
+                self.slots[slot] = route
+                changed = True
+                for key in single.get(slot, ()):
+                    if self.is_swept(key, route, update):
+                        del self.overrides[key]
+        for key, route in update.keys.items():
+            if self.accepts_override(key, route, update):
+                self.overrides[key] = route
+                changed = True
+        self.version += changed
+        return changed
+
+    def difference(self, other: RoutingTable) -> RouteUpdate:
+        """The entries of `other` that differ from this table's."""
+        return RouteUpdate(
+            {s: r for s, r in enumerate(other.slots) if r != self.slots[s]},
+            {k: r for k, r in other.overrides.items() if r != self.overrides.get(k)},
+        )
+
+    def validate(self, instances: Iterable[str] | None = None) -> None:
+        known = set(instances) if instances is not None else None
+        for what, route in [*enumerate(self.slots), *self.overrides.items()]:
+            if route.epoch < 1:
+                raise InvalidRequest(
+                    f"{self.operator}: entry {what!r} has epoch {route.epoch}", "expected 1 or more"
+                )
+            if known is not None and route.instance not in known:
+                raise InvalidRequest.unknown("instance", route.instance, sorted(known))
+
+
+HOW_TO_LIST = "list the owners with: tiercel sim --list operators"
+
+
+def check_keys(keys: KeySet, operator: Operator) -> None:
+    """Refuse a key set that names nothing, both kinds, or slots that do not exist."""
+    if not keys.slots and not keys.keys:
+        raise InvalidRequest("the key set is empty", "expected at least one slot or one key", HOW_TO_LIST)
+    if keys.slots and keys.keys:
+        raise InvalidRequest("the key set names slots and keys", "expected one kind", "make two moves of it")
+    wrong = sorted(s for s in keys.slots if not 0 <= s < operator.slots)
+    if wrong:
+        raise InvalidRequest(
+            f"slot {wrong[0]} is out of range for {operator.name}",
+            f"expected 0 to {operator.slots - 1}",
+            HOW_TO_LIST,
+        )
+
+
+def overlap(a: KeySet, b: KeySet, slots: int) -> bool:
+    """Whether two key sets share a key. A key overlaps its slot."""
+    if a.slots & b.slots or a.keys & b.keys:
+        return True
+    return any(slot_of(k, slots) in b.slots for k in a.keys) or any(
+        slot_of(k, slots) in a.slots for k in b.keys
+    )
+
+
+class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One routing entry: the owner, and the epoch, which counts its changes."""
+
+    instance: str
+    epoch: int
+
+    @property
+    def site(self) -> str:
+        return site_of(self.instance)
+
+
+class RouteUpdate(msgspec.Struct, frozen=True):
+    """Entries of a routing table, as Flip, Adopt and OwnerChanged carry them."""
+
+    slots: dict[int, Route]
+    keys: dict[Key, Route]

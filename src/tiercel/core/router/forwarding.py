@@ -1,0 +1,217 @@
+"""Forwarding: frames to other sites that sequence a key, and frames from other sites.
+
+Responsible for: bringing each forwarded row into the log of its owner, and the receipt for it.
+Not responsible for: the order of the rows of a key (inbox.py), the sending side (site_outbox.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tiercel.core import messages as m
+from tiercel.core.logs.inbox import HeldRow, Inbox
+from tiercel.core.logs.site_outbox import FrameId, InboundFrame, SiteOutbox
+from tiercel.core.machine.effects import StorageKey
+from tiercel.core.machine.step import Step
+from tiercel.core.model.log import Row
+from tiercel.core.model.routing import Route, RouteUpdate, slot_of
+from tiercel.core.router.state import RouterState
+from tiercel.core.router.watermarks import Watermarks
+
+
+class ForwardingListener(Protocol):
+    """The component that handles the notices in frames and the receipts of frames."""
+
+    def on_notice(self, step: Step, sender: str, notice: m.AnyNotice) -> None:
+        """A frame carries a notice about a move."""
+
+    def on_frame_settled(self, step: Step, frame: FrameId) -> None:
+        """All rows and outputs in a frame of this site are in their logs."""
+
+    def on_backlog_shrunk(self, step: Step) -> None:
+        """Acknowledgements that wait for slow readers may be due."""
+
+
+class Forwarding:
+    """The frames that this site sends and receives."""
+
+    def __init__(self, state: RouterState, watermarks: Watermarks, listener: ForwardingListener) -> None:
+        self.state = state
+        self._watermarks = watermarks
+        self._listener = listener
+
+    def load(self, key: StorageKey, value: Any) -> None:
+        """A stored frame, or the number of the next one."""
+        outbox = self.state.outbox(key[1], key[2])
+        if key[0] == "outbox":
+            outbox.recover(key[3], *value)
+        else:
+            outbox.next_n = value
+
+    def forward(
+        self, step: Step, site: str, inbox: Inbox, rows: list[Row], via: tuple[FrameId, ...] = ()
+    ) -> None:
+        outbox = self.state.outbox(site, inbox.name)
+        outbox.add(step, self._watermarks.intake_promise(inbox.name), rows, via=via)
+
+    def on_frame(self, step: Step, sender: str, frame: m.SiteFrame) -> None:
+        if frame.outputs is not None:
+            log = self.state.streams[frame.inbox]
+            if frame.n == log.received.get(sender, 0) + 1:
+                log.received[sender] = frame.n
+                step.put(("received", frame.inbox, sender), frame.n)
+                log.append(step, frame.outputs)
+            if frame.n <= log.received.get(sender, 0):
+                self.receipt(step, sender, frame.inbox, frame.n)
+            return
+        if frame.notice is not None:
+            self._listener.on_notice(step, sender, frame.notice)
+            self.receipt(step, sender, frame.inbox, frame.n)
+            return
+        frame_id = (sender, frame.inbox, frame.n)
+        known = self.state.inbound.get(frame_id)
+        if known is not None:  # a repeat while its rows are held or forwarded: our receipt was lost
+            known.taken = False
+            self.take(step, known)
+            return
+        inbound = self.state.inbound[frame_id] = InboundFrame(frame_id)
+        self.sequence(step, self.state.inboxes[frame.inbox], frame.rows, inbound)
+        self.settle_inbound(step)
+
+    def sequence(self, step: Step, inbox: Inbox, rows: list[Row], inbound: InboundFrame) -> None:
+        onward, correction = inbox.sequence(step, rows, (inbound,))
+        for site, stamped in onward.items():
+            inbound.forwarded += 1
+            self.forward(step, site, inbox, stamped, via=(inbound.id,))
+        if (
+            correction is not None
+            and inbound.id[0] in self.state.topology.sites
+            and inbound.id[0] != self.state.site
+        ):
+            step.send_durable(inbound.id[0], m.OwnerChanged(inbox.name, correction))
+
+    def sequence_again(self, step: Step, inbox: Inbox, held: list[HeldRow]) -> None:
+        """Sequence held rows again after the table changed: they are next, early, or of another owner."""
+        for item in held:
+            onward, _ = inbox.sequence(step, [item.row], tuple(item.frames))
+            for site, stamped in onward.items():
+                for inbound in item.frames:
+                    inbound.forwarded += 1
+                self.forward(step, site, inbox, stamped, via=tuple(i.id for i in item.frames))
+        self.settle_inbound(step)
+
+    def may_believe(self, route: Route) -> bool:
+        """Rule R14: only the flip itself makes a site the owner of keys, never a hint of another site."""
+        return route.site != self.state.site
+
+    def on_owner_changed(self, step: Step, message: m.OwnerChanged) -> None:
+        """Take over newer owners of some keys, which another site reports."""
+        inbox = self.state.inboxes[message.operator]
+        slots = {s: r for s, r in message.update.slots.items() if self.may_believe(r)}
+        keys = {k: r for k, r in message.update.keys.items() if self.may_believe(r)}
+        for key, route in inbox.table.overrides_in(frozenset(slots)).items():
+            if route.site == self.state.site:
+                keys[key] = route  # a key of this site stays here, even if its slot changes owner
+        for key in message.update.keys.keys() - keys.keys():  # moving here; the old owner counts
+            slot = slot_of(key, inbox.table.count)
+            if slot in slots and slots[slot].epoch > inbox.table.slots[slot].epoch:
+                keys[key] = inbox.table.route(key)
+        if inbox.update_table(step, RouteUpdate(slots, keys)):
+            self.sequence_again(step, inbox, inbox.release_waiting())
+
+    def settle_inbound(self, step: Step) -> None:
+        """Acknowledge every frame whose rows are all in the logs of their owners."""
+        for frame_id, inbound in list(self.state.inbound.items()):
+            sender, inbox, n = frame_id
+            if frame_id not in self.state.inbound:
+                continue
+            if inbound.held or inbound.forwarded:
+                self.take(step, inbound)
+                continue
+            del self.state.inbound[frame_id]
+            if sender[0] == "~":
+                step.send_durable(sender[1:], m.MobileReceipt(sender[1:], [n]))
+            else:
+                self.receipt(step, sender, inbox, n)
+
+    def take(self, step: Step, inbound: InboundFrame) -> None:
+        """Open the sender's window: rows that would close a gap may follow the held ones."""
+        if not self.may_open_window(inbound):
+            return
+        sender, inbox, n = inbound.id
+        inbound.taken = True
+        if sender[0] == "~":
+            if not inbound.held:
+                step.send_durable(sender[1:], m.MobileReceipt(sender[1:], [n]))
+        elif sender != self.state.site:
+            step.send(sender, m.SiteFrameReceipt(inbox, [n], []))
+
+    def may_open_window(self, inbound: InboundFrame) -> bool:
+        """Rule R30: held rows do not close the window of the frames that would release them."""
+        if inbound.taken:
+            return False
+        return not inbound.held or self.held_rows() <= self.state.settings.held_rows_max
+
+    def held_rows(self) -> int:
+        return sum(
+            len(of_origin) for inbox in self.state.inboxes.values() for of_origin in inbox.held.values()
+        )
+
+    def receipt(self, step: Step, sender: str, inbox: str, n: int) -> None:
+        if sender == self.state.site:
+            self.on_receipt(step, sender, m.SiteFrameReceipt(inbox, [], [n]))
+        else:
+            step.send_durable(sender, m.SiteFrameReceipt(inbox, [n], [n]))
+
+    def on_receipt(self, step: Step, sender: str, message: m.SiteFrameReceipt) -> None:
+        outbox = self.state.outbox(sender, message.inbox)
+        outbox.taken(message.taken)
+        for frame_id in outbox.settled(step, message.settled):
+            inbound = self.state.inbound.get(frame_id)
+            if inbound is not None:
+                inbound.forwarded -= 1
+        for n in message.settled:
+            self._listener.on_frame_settled(step, (sender, message.inbox, n))
+        self.settle_inbound(step)
+        outbox.pump(step)
+        self._listener.on_backlog_shrunk(step)
+
+    def deliver_to_self(self, step: Step, outbox: SiteOutbox) -> None:
+        """Deliver the outbox to this site itself: rows of keys that returned before their older rows did."""
+        for n in [n for n in outbox.frames if n <= outbox.durable_n]:
+            if (self.state.site, outbox.inbox, n) not in self.state.inbound:
+                self.on_frame(step, self.state.site, outbox.frames[n])
+
+    def unsettled_outputs(self, operator: str) -> set[FrameId]:
+        """Frames with outputs of this operator that have not arrived."""
+        stream = self.state.topology.operators[operator].output
+        concerned = {
+            stream,
+            self.state.topology.operators[operator].dead_letters,
+            *self.state.consumers(stream),
+        }
+        return {
+            (outbox.to, outbox.inbox, n)
+            for outbox in self.state.outboxes.values()
+            if outbox.inbox in concerned
+            for n in outbox.frames
+        }
+
+    def pump(self, step: Step) -> None:
+        """Send frames that have become durable."""
+        for outbox in list(self.state.outboxes.values()):
+            if outbox.to == self.state.site:
+                self.deliver_to_self(step, outbox)
+            else:
+                outbox.pump(step)
+
+    def connected(self, step: Step, site: str) -> None:
+        for outbox in self.state.outboxes.values():
+            if outbox.to == site:
+                outbox.reconnected()
+                outbox.pump(step)
+
+    def disconnected(self, peer: str) -> None:
+        for outbox in self.state.outboxes.values():
+            if outbox.to == peer:
+                outbox.broken()

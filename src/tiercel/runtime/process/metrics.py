@@ -1,0 +1,190 @@
+"""Metrics of each process, once a second, as lines of JSON in the deployment's directory.
+
+Responsible for: the line, the file and its size, reading lines back by time.
+Not responsible for: the counters (`gauges` of a router and an instance), when a line is written (host.py).
+
+    gauges: counters that only grow --difference over a second--> rates --> NAME.jsonl
+                                                             at 5 MB --> NAME.1.jsonl, replacing the last
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from tiercel.core.model.topology import operator_of, site_of
+from tiercel.runtime.replication.primary import Replication
+
+log = logging.getLogger(__name__)
+
+FILE_BYTES_MAX = 5 * 1024 * 1024  # some eight hours of one process; twice that is kept
+OVERLAP_S = 10  # two incarnations of a process may write side by side for a moment
+SETTLED_S = 1.5  # older seconds are complete: every process has written its line, or never will
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A machine with counters."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """Counters that only grow (rows, outputs, waited_ms, waited) and values of now (all others)."""
+
+
+class MetricsLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One process in one second."""
+
+    at_ms: int
+    site: str
+    process: str
+    kind: str  # router | instance
+    operator: str | None
+    rate: float  # rows per second
+    outputs: float  # per second
+    latency_ms: float | None  # from a row's log time until its processing began; None: no rows
+    lag: int | None  # rows in the inboxes that were not processed: all of a site's, or those of an instance
+    state_keys: int | None
+    state_bytes: int | None  # estimated from a few keys
+    busy: float  # share of the time in which its loop had work
+    moves: int  # under way
+    hot_keys: int | None = None  # decoded in memory; the others are read back when they are needed
+    read_back: float | None = None  # keys per second
+    replica: str | None = None  # that follows it; empty: none does now; None: the deployment has no replicas
+    replica_behind: int | None = None  # committed batches that it has not acknowledged
+    unexpected: int = 0  # messages that no transition of a move allows, since the process started
+
+
+class Meter:
+    """Writes the lines of one process."""
+
+    def __init__(
+        self, directory: Path, name: str, machine: object, replication: Replication | None = None
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._name = name
+        self._machine = machine if isinstance(machine, Measured) else None
+        self._replication = replication
+        self._second = int(time.time())
+        self._path = directory / f"{name}.jsonl"
+        self._at_s = time.monotonic()
+        self._busy_s = 0.0
+        self._before: Mapping[str, float] = {}
+        self.unexpected = 0
+
+    def tick(self, busy_s: float) -> None:
+        """Write the line of a second soon after it has begun. Called a few times a second."""
+        second = int(time.time())
+        if self._machine is None or second == self._second:
+            return
+        self._second = second
+        try:
+            self.write(self._machine.gauges(), busy_s)
+        except OSError as error:  # a full disk is no reason to stop working
+            log.warning("%s cannot write its metrics: %s", self._name, error)
+
+    def write(self, gauges: Mapping[str, float], busy_s: float) -> None:
+        line = msgspec.json.encode(self._line(gauges, busy_s)) + b"\n"
+        with self._path.open("ab", buffering=0) as file:
+            file.write(line)
+            size = file.tell()
+        if size > FILE_BYTES_MAX:
+            self._path.replace(self._path.with_suffix(".1.jsonl"))
+
+    def _line(self, gauges: Mapping[str, float], busy_s: float) -> MetricsLine:
+        now_s = time.monotonic()
+        took_s = max(now_s - self._at_s, 1e-3)
+        grown = {name: value - self._before.get(name, 0) for name, value in gauges.items()}
+        is_instance = "@" in self._name
+        waited = grown.get("waited", 0)
+        replica, behind = (None, None) if self._replication is None else self._replication.progress()
+        line = MetricsLine(
+            at_ms=int(time.time() * 1e3),
+            site=site_of(self._name) if is_instance else self._name,
+            process=self._name,
+            kind="instance" if is_instance else "router",
+            operator=operator_of(self._name) if is_instance else None,
+            rate=round(grown.get("rows", 0) / took_s, 1),
+            outputs=round(grown.get("outputs", 0) / took_s, 1),
+            latency_ms=round(grown["waited_ms"] / waited, 3) if waited else None,
+            lag=_whole(gauges.get("lag")),
+            state_keys=_whole(gauges.get("state_keys")),
+            state_bytes=_whole(gauges.get("state_bytes")),
+            busy=round(min(1.0, (busy_s - self._busy_s) / took_s), 4),
+            moves=int(gauges.get("moves", 0)),
+            hot_keys=_whole(gauges.get("hot_keys")),
+            read_back=round(grown["read_back"] / took_s, 1) if "read_back" in grown else None,
+            replica=replica,
+            replica_behind=behind,
+            unexpected=self.unexpected,
+        )
+        self._at_s, self._busy_s, self._before = now_s, busy_s, gauges
+        return line
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def settled_until_s() -> int:
+    """The last second whose lines will not change any more."""
+    return int(time.time() - SETTLED_S)
+
+
+def first_second(directory: Path) -> int:
+    """The second of the oldest line that is kept; now, if there is none."""
+    oldest = [line.at_ms // 1000 for line in map(_first_line, _files(directory)) if line is not None]
+    return min(oldest, default=settled_until_s())
+
+
+def read_lines(directory: Path, after_s: int, until_s: int) -> list[MetricsLine]:
+    """Lines of the seconds `after_s < second <= until_s`, by time and process: each time the same."""
+    found = {
+        (line.at_ms, line.process): line
+        for path in _files(directory)
+        for line in _lines_since(path, after_s)
+        if after_s < line.at_ms // 1000 <= until_s
+    }
+    return [found[key] for key in sorted(found)]
+
+
+def last_lines(directory: Path) -> dict[str, MetricsLine]:
+    """The line of each process that has written one a moment ago."""
+    now_s = int(time.time())
+    return {line.process: line for line in read_lines(directory, now_s - OVERLAP_S, now_s + 1)}
+
+
+def _files(directory: Path) -> list[Path]:
+    """Newer files first, so that a file replaced in between is read twice, and not missed."""
+    return sorted(directory.glob("*.jsonl"), key=lambda path: path.name.endswith(".1.jsonl"))
+
+
+def _lines_since(path: Path, after_s: int) -> Iterator[MetricsLine]:
+    """Lines from the newest one backwards: a reader that keeps up decodes only a few."""
+    for text in reversed(_content(path).splitlines()):
+        line = _decoded(text)
+        if line is not None:
+            if line.at_ms // 1000 <= after_s - OVERLAP_S:
+                return
+            yield line
+
+
+def _first_line(path: Path) -> MetricsLine | None:
+    return next(filter(None, map(_decoded, _content(path).splitlines())), None)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""  # it was replaced in this moment
+
+
+def _decoded(text: bytes) -> MetricsLine | None:
+    try:
+        return msgspec.json.decode(text, type=MetricsLine)
+    except msgspec.DecodeError:
+        return None  # a process died while it wrote this

@@ -1,0 +1,237 @@
+"""One checker for each promise; each compares what came out with the sequential reference.
+
+Responsible for: which promise was broken, where, and with which records.
+Not responsible for: collecting the facts (recorder.py), the reference (reference.py).
+
+    exactly-once-input    every row a producer was promised is in its key's history once
+    exactly-once-output   every output of the reference is in the output log once, and no other
+    order-per-source      rows of one source keep their order within a key
+    order-of-outputs      outputs of a key appear in the order of the reference
+    state                 the final state of every key is the reference's, at its one owner
+    one-owner             no two instances emit for a key at once
+    a-move-ends           every move is done or undone, and everything becomes quiet
+    bounded               no queue above its limit (asked of every machine after every event)
+    in-step               source and destination never differ where both have processed a key
+    watermark             no row comes behind a watermark that its source had not yet reached; none goes back
+    late-rows             a row is left out only if it is behind the watermark of its site or of a log
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set
+from typing import Any
+
+import msgspec
+
+from tiercel.control.controller import Controller
+from tiercel.core.instance.instance import Instance
+from tiercel.core.model.keys import Key
+from tiercel.core.model.log import Output, Watermark
+from tiercel.core.model.topology import Operator
+from tiercel.sim.check.reference import KeyHistory, Reference
+from tiercel.sim.engine.state_reader import read_versions
+from tiercel.sim.scenario.deployment import Deployment
+from tiercel.sim.scenario.scenario import Journey, Traffic
+from tiercel.sim.workload import plain
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A broken promise."""
+
+    checker: str
+    text: str
+
+
+def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
+    """All violations of a run that has ended."""
+    found: list[Violation] = []
+    if not quiet:
+        found.append(Violation("a-move-ends", f"the run did not become quiet: {why}"))
+    found += [Violation("one-owner", text) for text in deployment.owner_breaches[:3]]
+    found += _moves_end(deployment)
+    found += [Violation("late-rows", text) for text in deployment.recorder.late_breaches[:3]]
+    found += _watermarks_grow(deployment)
+    expected: dict[Any, int] = Counter()
+    sources: dict[Any, tuple[Any, int]] = {}
+    first_inputs = next(iter(deployment.topology.operators.values())).inputs
+    scripts: list[Traffic | Journey] = [*deployment.scenario.traffic, *deployment.scenario.journeys]
+    for script in scripts:
+        for frame in script.frames:
+            for key, _, payload in frame:
+                item = (key, _as_taken(first_inputs, script, payload))
+                expected[item] += 1
+                sources[item] = (script.name, payload[1])
+    for operator in deployment.topology.operators.values():
+        scenario = deployment.scenario
+        code = (scenario.kinds[operator.name], scenario.coarser[operator.name])
+        reference = Reference(operator, *code, deployment.recorder, scenario.encoded)
+        histories = reference.run()
+        found += [Violation("a-move-ends", text) for text in reference.missing]
+        left_out = deployment.recorder.late.get(operator.name, set())
+        found += _inputs(operator, histories, reference, expected, sources, left_out)
+        found += _outputs(deployment, operator.output, histories, "outputs")
+        found += _outputs(deployment, operator.dead_letters, histories, "dead_letters")
+        found += _states(deployment, operator, histories)
+        found += _behind_watermark(deployment, operator, histories)
+        expected, sources = Counter(), {}
+        for history in histories.values():
+            for n, (key, _, payload) in enumerate(
+                one for output in history.outputs for one in plain(output.row)
+            ):
+                expected[key, _plain(payload)] += 1
+                sources[key, _plain(payload)] = (history.key, n)
+    return found
+
+
+def _behind_watermark(
+    deployment: Deployment, operator: Operator, histories: dict[Key, KeyHistory]
+) -> list[Violation]:
+    """Rows that came behind the watermark, where none may."""
+    scenario, topology = deployment.scenario, deployment.topology
+    late = [text for history in histories.values() for text in history.late]
+    if topology.late_inputs(operator.name):
+        pass  # these rows are dropped, from any sender
+    elif any(topology.streams[stream].delay_ms is not None for stream in operator.inputs):
+        late = []  # it is not in event time, so it gets them
+    elif "input" in operator.inputs:
+        fixed = [f"'{script.name}'" for script in scenario.traffic]  # mobile sources give no watermark
+        late = [text for text in late if any(name in text for name in fixed)]
+    elif scenario.journeys or "sessions" in scenario.kinds.values():
+        late = []  # rows of theirs, or event times that are clock times
+    return [Violation("watermark", f"{operator.name}: {text} came behind the watermark") for text in late[:3]]
+
+
+def _as_taken(inputs: tuple[str, ...], script: Traffic | Journey, payload: Any) -> Any:
+    """A row as the operator sees it: with several inputs, it carries the name of its input."""
+    stream = script.stream if isinstance(script, Traffic) else "input"
+    return payload if len(inputs) == 1 else (inputs.index(stream), payload)
+
+
+def _watermarks_grow(deployment: Deployment) -> list[Violation]:
+    found = []
+    for (site, operator), log in deployment.recorder.logs.items():
+        last = -1
+        for _, entry in sorted(log.items()):
+            if isinstance(entry.control, Watermark):
+                if entry.control.value_ms <= last:
+                    text = f"{operator} at {site}: {entry.control.value_ms} comes behind {last}"
+                    found.append(Violation("watermark", text))
+                last = entry.control.value_ms
+    return found[:3]
+
+
+def _plain(payload: Any) -> Any:
+    return tuple(payload) if isinstance(payload, list) else payload
+
+
+def _moves_end(deployment: Deployment) -> list[Violation]:
+    controller = deployment.processes["controller"].machine
+    if not isinstance(controller, Controller):
+        return [Violation("a-move-ends", "the controller is down at the end")]
+    found = [Violation("a-move-ends", f"{t.move} is still {t.state}: {t.wanted}") for t in controller.active]
+    for tracked in controller.moves.values():
+        if "not deterministic" in tracked.reason:  # the simulated operators are
+            found.append(Violation("in-step", f"{tracked.move}: {tracked.reason}"))
+    return found
+
+
+def _inputs(
+    operator: Operator,
+    histories: dict[Key, KeyHistory],
+    reference: Reference,
+    expected: dict[Any, int],
+    sources: dict[Any, tuple[Any, int]],
+    left_out: Set[Any],
+) -> list[Violation]:
+    found: list[Violation] = []
+    seen: dict[Any, int] = Counter()
+    for history in histories.values():
+        last: dict[Any, tuple[int, Any]] = {}
+        for key, _, payload in [one for row in history.rows for one in plain(row)]:
+            payload = _plain(payload)
+            seen[key, payload] += 1
+            source = sources.get((key, payload))
+            if source is not None:
+                name, n = source
+                if name in last and n < last[name][0] and seen[key, payload] == 1:
+                    text = f"{operator.name}: key {key!r}: {payload} came behind {last[name][1]}"
+                    found.append(Violation("order-per-source", text))
+                last[name] = (n, payload)
+    in_logs = sum(
+        len(rows) for keys in reference.by_key.values() for of in keys.values() for rows in of.values()
+    )
+    in_histories = sum(len(h.rows) for h in histories.values())
+    if in_logs != in_histories:
+        text = (
+            f"{operator.name}: {in_logs - in_histories} rows are in logs of sites that did not own their keys"
+        )
+        found.append(Violation("one-owner", text))
+    for item in expected.keys() - seen.keys() - left_out:
+        found.append(Violation("exactly-once-input", f"{operator.name}: lost {item}"))
+    for item, count in seen.items():
+        if count > expected.get(item, 0):
+            text = f"{operator.name}: {item} came {count} times, expected {expected.get(item, 0)}"
+            found.append(Violation("exactly-once-input", text))
+    return found[:6]
+
+
+def _identity(output: Output) -> tuple[Any, ...]:
+    return (output.epoch, output.offset, output.n, _plain(output.row[2]), output.row[0], output.row[1])
+
+
+def _outputs(
+    deployment: Deployment, stream: str, histories: dict[Key, KeyHistory], which: str
+) -> list[Violation]:
+    found: list[Violation] = []
+    emitted: dict[Key, list[tuple[Any, ...]]] = {}
+    for entry in deployment.listeners[stream].entries:
+        for output in entry.outputs:
+            emitted.setdefault(output.key, []).append(_identity(output))
+    for key in sorted(set(histories) | set(emitted)):
+        outputs: list[Output] = getattr(histories[key], which) if key in histories else []
+        expected = [_identity(o) for o in outputs]
+        got = emitted.get(key, [])
+        if got == expected:
+            continue
+        lost, extra = Counter(expected) - Counter(got), Counter(got) - Counter(expected)
+        for item in list(lost)[:2]:
+            found.append(Violation("exactly-once-output", f"{stream}: key {key!r}: lost {item}"))
+        for item in list(extra)[:2]:
+            kind = "doubled" if item in expected else "not in the reference"
+            found.append(Violation("exactly-once-output", f"{stream}: key {key!r}: {kind}: {item}"))
+        if not lost and not extra:
+            at = next(i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b)
+            text = f"{stream}: key {key!r}: {got[at]} came where {expected[at]} belongs"
+            found.append(Violation("order-of-outputs", text))
+    return found[:6]
+
+
+def _states(deployment: Deployment, operator: Operator, histories: dict[Key, KeyHistory]) -> list[Violation]:
+    found: list[Violation] = []
+    holders: dict[Key, list[str]] = {}
+    for name in sorted(deployment.instances):
+        machine, disk = deployment.processes[name].machine, deployment.processes[name].disk
+        if isinstance(machine, Instance) and machine.operator.name == operator.name:
+            spaces = [machine.space, *(a.space for a in machine.receivers.values() if a.adopt is not None)]
+            for space in spaces:
+                read = read_versions(disk, [space.stored_at(key) for key in space.evicted])
+                evicted = {place[2]: space.restored(image, place[3]) for place, (image, _) in read.items()}
+                for key, state in [*space.keys.items(), *evicted.items()]:
+                    holders.setdefault(key, []).append(name)
+                    history = histories.get(key)
+                    expected = history.state if history is not None else None
+                    if expected is None or expected.digest() != state.digest():
+                        values = expected.values if expected is not None else None
+                        text = f"{operator.name}: key {key!r} at {name}: {state.values}, expected {values}"
+                        found.append(Violation("state", text))
+    for key, history in histories.items():
+        owners = holders.get(key, [])
+        if history.state.empty and owners:
+            found.append(
+                Violation("state", f"{operator.name}: key {key!r} has no state, but {owners} hold some")
+            )
+        elif not history.state.empty and owners != [history.instance]:
+            text = f"{operator.name}: key {key!r} is held by {owners}, its owner is {history.instance}"
+            found.append(Violation("state", text))
+    return found[:6]

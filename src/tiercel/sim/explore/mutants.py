@@ -1,0 +1,198 @@
+"""Planted bugs: each disables one rule of the protocol, and the checkers must notice it.
+
+Responsible for: the list of planted bugs, the rule that each breaks, and the search for a seed that shows it.
+Not responsible for: planting them (planting.py); the core knows nothing of planted bugs.
+
+A mutant is killed by a seed that fails under it and passes with the unchanged code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tiercel.core.errors import InvalidRequest
+from tiercel.sim.explore.campaign import run_seed, stream_seeds
+from tiercel.sim.scenario.scenario import FAULTS, Options
+
+SEEDS_MAX = 200
+
+
+DYING = {"kinds": ("forgetful",), "strategies": ("live",), "capture_pause_ms": 40.0, "move_slots_max": 16}
+ROAMING = {"journeys": (4,), "site_frames_max": 1, "sites_min": 3, "sites_max": 6}
+FLIPS = {
+    **{"faults": ("crash", "step"), "sites_min": 2, "strategies": ("pause",), "timed": 0.0, "turns": 0.0},
+    **{"chain": (1,), "journeys": (0,)},
+}
+SLICED = {"faults": ("crash", "step"), "capture_pause_ms": 30.0}
+CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
+EVICTING = {"little_memory": 1.0, "timed": 0.0, "turns": 0.0}
+LATE = {"kinds": ("windows",), "sites_min": 2, "timed": 1.0}
+
+
+RUNS = {"kinds": ("choosy",), "runs": 1.0}
+TAKEN_OVER = {"faults": ("crash",), "recoveries": 1.0}
+
+
+class Mutant(NamedTuple):
+    """A planted bug: the rule of the protocol that it disables, and the resulting fault."""
+
+    rule: str
+    what: str
+    focus: Mapping[str, Any] = MappingProxyType(
+        {}
+    )  # options that a scenario draws more often, if the bug needs something rare
+
+
+MUTANTS: dict[str, Mutant] = {
+    "producer-dedup-lost": Mutant("R1", "a restarted router has forgotten what its producers sent"),
+    "early-rows-not-held": Mutant("R1", "a row is appended though an earlier one of its source is under way"),
+    "marks-not-moved": Mutant("R2", "the new sequencer of a key does not know which rows it has"),
+    "checkpoint-with-holes": Mutant("R3", "a checkpoint claims rows that are still held"),
+    "home-coming-not-held": Mutant("R4", "a key that came home takes new rows before the old ones are back"),
+    "outbox-not-replayed": Mutant("R5", "frames that were under way when a link broke are not sent again"),
+    "sent-before-durable": Mutant("R6", "frames leave a site before they are durable there"),
+    "flip-announced-too-early": Mutant("R6", "a flip is announced that a crash can still undo", FLIPS),
+    "checkpoint-ahead-of-log": Mutant("R6", "a checkpoint holds entries that the log can still lose"),
+    "checkpoint-of-changed-keys": Mutant(
+        "R3", "a checkpoint contains later versions of keys that change while it is written", SLICED
+    ),
+    "unfinished-checkpoint-counts": Mutant(
+        "R3", "the parts of a checkpoint that a crash interrupted count as state", SLICED
+    ),
+    "builds-upon-unfinished": Mutant(
+        "R3",
+        "a checkpoint of arrivals completes an earlier one that a crash interrupted",
+        {**SLICED, "strategies": ("live",), "capture_pause_ms": 15.0},
+    ),
+    "evicts-dirty-keys": Mutant("R3", "keys are evicted before a checkpoint holds their changes", EVICTING),
+    "evicts-older-version": Mutant(
+        "R3",
+        "keys are evicted before a running checkpoint has written them: an older version is restored",
+        {**EVICTING, "capture_pause_ms": 30.0},
+    ),
+    "rollback-skipped": Mutant("R6", "a reader that is ahead of its log continues without a rollback"),
+    "output-marks-forgotten": Mutant("R8", "a restarted router admits outputs that it has admitted before"),
+    "move-marks-ignored": Mutant("R8", "outputs of keys on the move are admitted twice"),
+    "acknowledged-too-early": Mutant("R9", "a producer gets an ack before its rows are durable"),
+    "emit-before-arrival": Mutant("R10", "the destination's outputs overtake the source's last ones"),
+    "call-not-atomic": Mutant("R11", "changes of a call that raised survive"),
+    "row-batches-refused-whole": Mutant("R11", "one bad row makes dead letters of its whole batch", RUNS),
+    "entries-merged": Mutant("R12", "a replay makes other calls than the first run did"),
+    "attributes-survive": Mutant("R13", "attributes of a processor survive a call, and a replay lacks them"),
+    "digests-not-compared": Mutant("R13", "a destination that differs from its source takes over"),
+    "stale-moved-believed": Mutant("R14", "an old owner replaces a newer one", {"little_memory": 0.0}),
+    "epoch-not-compared": Mutant("R15", "a slot's update removes overrides that are newer than it"),
+    "clock-not-carried": Mutant("R17", "a moved key's clock and watermark run backwards", CLOCKS),
+    "watermark-overtakes": Mutant("R17", "a watermark is promised while rows below it are under way"),
+    "watermark-forgotten": Mutant("R19", "a restarted log has forgotten its watermark", LATE),
+    "late-rows-taken": Mutant("R19", "a log takes rows that are behind its watermark", LATE),
+    "late-for-each-other": Mutant("R19", "rows of one frame are late for each other", LATE),
+    "ticks-not-held": Mutant("R19", "ticks and watermarks that pass while a key is held are lost for it"),
+    "tick-delivered-twice": Mutant("R19", "timers fire before their time"),
+    "deleted-keys-not-sent": Mutant(
+        "R20", "the source does not send the keys that were deleted before their capture", DYING
+    ),
+    "shadow-from-begin": Mutant("R21", "rows between an overloaded source and Begin are not shadowed"),
+    "capture-offset-too-low": Mutant("R21", "a captured key claims one entry less than it holds"),
+    "capture-offset-too-high": Mutant("R21", "a captured key claims one entry more than it holds"),
+    "suppressed-not-released": Mutant("R21", "outputs that the source still withheld at the cut are lost"),
+    "vote-forgotten": Mutant("R22", "a restarted router has forgotten its vote"),
+    "cut-not-enforced": Mutant("R23", "a source that its router cut off may emit again"),
+    "shadow-not-stored": Mutant("R24", "a destination that restarts finds no shadow entries"),
+    "source-forgets-early": Mutant("R25", "the source deletes keys before the destination has them durably"),
+    "stale-copies-kept": Mutant("R25", "a restored instance retains keys that belong to others by now"),
+    "abort-after-flip": Mutant("R26", "a decided move is undone"),
+    "positions-flattened": Mutant("R27", "a checkpoint claims one position for all it holds"),
+    "merged-arrivals-left-out": Mutant(
+        "R27",
+        "a checkpoint of arrivals leaves out moves that have merged since the last full checkpoint",
+        {"strategies": ("live",), "faults": ("crash", "step")},
+    ),
+    "zombie-not-fenced": Mutant("R29", "messages of a replaced incarnation are accepted"),
+    "held-rows-close-the-outbox": Mutant(
+        "R30", "held rows use up the window of the site outbox that would release them", ROAMING
+    ),
+    "successors-emit-again": Mutant("R8", "successors repeat outputs of the dead instance", TAKEN_OVER),
+    "taken-over-log-skipped": Mutant(
+        "P1", "successors miss the rows behind the dead instance's checkpoint", TAKEN_OVER
+    ),
+    "successors-durable-too-early": Mutant(
+        "P1", "a successor's checkpoint counts before the share that it builds on is complete", TAKEN_OVER
+    ),
+    "taken-over-epochs-kept": Mutant(
+        "R7", "a successor uses the epochs of the dead instance for keys that it restores lazily", TAKEN_OVER
+    ),
+    "emit-filter-off-by-one": Mutant("P1", "the destination also emits for the cut itself"),
+    "emits-before-cut": Mutant("P3", "the destination emits before the source has stopped"),
+    "timers-not-moved": Mutant("P1", "timers stay behind"),
+    "overlapping-moves-accepted": Mutant("R22", "two moves of one key run at once"),
+    "log-trimmed-too-early": Mutant("P1", "entries are deleted before every reader's checkpoint covers them"),
+}
+
+DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in tests/rules shows each
+    "promised-before-durable": Mutant("R6", "a site promises a watermark that a crash can still undo"),
+    "carried-watermark-not-logged": Mutant(
+        "R17", "a move waits for a watermark that a silent site holds back"
+    ),
+    "flip-ahead-of-shadow": Mutant("R21", "keys move while some of their rows are not shadowed yet"),
+    "flip-ignores-watermark": Mutant("R18", "keys move to a log whose watermark is ahead of theirs"),
+    "stalled-arrivals-left-out": Mutant(
+        "R27", "a checkpoint leaves out keys that have voted because their rows wait"
+    ),
+    "retired-goes-on": Mutant("R29", "an instance that was retired while disconnected continues"),
+    "forgets-returned-keys": Mutant("R25", "the source deletes keys that have returned to it"),
+    "passed-timers-not-fired": Mutant("R18", "timers do not fire, though the new log is past their time"),
+}
+
+
+class Kill(NamedTuple):
+    """The checker that noticed a mutant, and the seed that showed it."""
+
+    checker: str
+    seed: int
+
+
+def options_of(mutant: str) -> Options:
+    return Options(
+        **{
+            "faults": FAULTS,
+            "mutant": mutant,
+            "recoveries": 0.0,
+            "runs": 0.0,
+            "round_trips": 0.0,
+            **MUTANTS[mutant].focus,
+        }
+    )
+
+
+def check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in MUTANTS:
+            raise InvalidRequest.unknown("mutant", name, sorted(MUTANTS))
+
+
+def hunt(
+    name: str,
+    seeds_max: int = SEEDS_MAX,
+    jobs: int = 1,
+    first: int = 0,
+    on_seed: Callable[[], object] | None = None,
+) -> Kill | None:
+    """The first seed that fails under the mutant and passes without it; None if the mutant survives."""
+    check_names([name])
+    options = options_of(name)
+    clean = msgspec.structs.replace(options, mutant="")
+    results = stream_seeds(range(first, first + seeds_max), options, jobs)
+    try:
+        for result in results:
+            if on_seed is not None:
+                on_seed()
+            if result.violations and not run_seed(result.seed, clean).violations:
+                return Kill(result.violations[0].checker, result.seed)
+    finally:
+        results.close()
+    return None

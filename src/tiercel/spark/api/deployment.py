@@ -1,0 +1,410 @@
+"""A deployment as users hold it in the driver of a Spark application: `tiercel.start` and `Live`.
+
+Responsible for: declaring streams, the first use that starts everything, move, scale, status, stop.
+Not responsible for: what was declared (graph.py, streams.py), the start itself (cluster/bootstrap.py), moves
+    (control/, core/).
+
+    start --> declare streams and operators --> deploy (by the first use) --> move, scale --> stop
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tiercel.core.errors import InvalidRequest
+from tiercel.core.model.topology import operator_of
+from tiercel.core.settings import Settings
+from tiercel.errors import UserError
+from tiercel.runtime.client.event_loop_thread import Client
+from tiercel.runtime.config import DurabilityConfig, Listening, parse_sites
+from tiercel.runtime.deployment import DeploymentDir, DriverLock, Durability
+from tiercel.runtime.net.tls import TlsOption
+from tiercel.spark.api.clients import end_client
+from tiercel.spark.api.feeds import Feed, check_feed_name, start_feed
+from tiercel.spark.api.graph import (
+    Graph,
+    StreamDeclaration,
+    check_choice,
+    codec_of,
+    parse_delay,
+)
+from tiercel.spark.api.initial_state import give_initial_state, is_given
+from tiercel.spark.api.moves import MoveHandle, ScaleHandle
+from tiercel.spark.api.requests import DeploymentRequests
+from tiercel.spark.api.status import Status, collect_status
+from tiercel.spark.api.streams import LiveStream, union_of
+from tiercel.spark.cluster.backend import backend_of
+from tiercel.spark.cluster.bootstrap import Deployer, DeploymentPlan, RunningDeployment
+from tiercel.spark.cluster.decommission import Handover
+from tiercel.spark.cluster.replica_placement import DURABILITIES, replica_plan
+from tiercel.spark.cluster.session import open_session
+from tiercel.spark.cluster.task import Build, build_host
+from tiercel.spark.cluster.warm_workers import check_count
+from tiercel.spark.operators.processor_adapter import InputPlan
+from tiercel.spark.rows.row_codec import Schema
+from tiercel.spark.sources.stream_source import register
+
+
+def start(
+    spark: SparkSession | None = None,
+    sites: Sequence[str] | Mapping[str, str | None] = ("local",),
+    storage: str | Path | None = None,
+    *,
+    durability: Durability = "os",
+    settings: Settings | None = None,
+    bind: str = "127.0.0.1",
+    ports: Mapping[str, int] | None = None,
+    advertise: Mapping[str, str] | None = None,
+    tls: TlsOption = None,
+    backup: str | Mapping[str, Any] | None = None,
+    local: str | Path | None = None,
+    replicas_at: Mapping[str, str] | None = None,
+    warm_workers: int = 1,
+) -> Live:
+    """A deployment in this Spark application. Nothing runs before its first use. Use it in a `with`.
+
+    `storage` is a directory that the driver and every executor can write. A deployment that it holds is
+    continued. Without one, a temporary directory is used and removed at the end.
+
+    `ports` sets the port of each site's router, for clients behind a firewall; otherwise a router takes any
+    free port. `advertise` sets the address at which a site's router is reached, where it differs from the
+    one that it binds to. With `bind="0.0.0.0"` processes are reached at the address of their machine toward
+    the driver. `tls` encrypts every connection: a mapping with `certificate`, `key` and `authority`, PEM
+    files that every machine has at these paths. A storage keeps its TLS files until it is given others, or
+    `tls=False`.
+
+    `backup` is the location of a copy of everything durable: a directory or a URL of fsspec, or a mapping
+    with `location`, `every_s`, `keep` and `strict`. With `local`, routers and instances store on a disk of
+    their executor, and are restored from the backup wherever they restart; `{executor}` in it is the
+    executor's id.
+
+    `durability` is what an acknowledgement means: `os`, the process may die; `disk`, the power may fail;
+    `replica`, the disk may be lost, for a task on another executor holds a replica. `replicas_at` places
+    the replicas of some sites at another site, as in `{"edge-1": "cloud"}`; other sites have their own.
+    Without it, replicas stay where they were on this storage.
+
+    `warm_workers` Python workers wait on each executor for a process that dies. With as many as
+    `recover(over=)` all successors start at once.
+    """
+    check_choice("durability", durability, DURABILITIES)
+    check_count(warm_workers)
+    spark = spark or open_session("tiercel")
+    sites = parse_sites(sites)
+    listening = Listening.of(bind, ports, advertise, tls, sites)
+    durability_config = DurabilityConfig.of(backup, local, durability, replicas_at, sites)
+    return Live(spark, sites, storage, durability, settings, listening, durability_config, warm_workers)
+
+
+class Live:
+    """One deployment."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        sites: Mapping[str, str | None],
+        storage: str | Path | None,
+        durability: Durability,
+        settings: Settings | None,
+        listening: Listening,
+        durability_config: DurabilityConfig | None = None,
+        warm_workers: int = 1,
+    ) -> None:
+        self.backend = backend_of(spark)  # refuses a session that is stopped
+        self.spark = spark
+        self.graph = Graph(sites)
+        self._listening = listening
+        self._durability_config = (durability_config or DurabilityConfig())._replace(
+            replicas=replica_plan(self.backend, durability)
+        )
+        self._warm_worker_count = warm_workers
+        self._temporary = storage is None
+        self.deployment = DeploymentDir(
+            storage if storage is not None else tempfile.mkdtemp(prefix="tiercel-")
+        )
+        self._durability = durability
+        try:
+            self._settings = (settings or Settings()).validate()
+        except InvalidRequest as refusal:
+            raise UserError.of(refusal) from refusal
+        self.build: Build = build_host  # what a task hosts; benchmarks replace it
+        self._feeds: list[Feed] = []
+        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
+        self._lock: DriverLock | None = None
+        self._deploy_lock = threading.RLock()  # two threads may both be the first to use it
+        self._deployer: Deployer | None = None
+        self._running: RunningDeployment | None = None
+        self._stopped = False
+        if self.backend.lacks:
+            print("through Spark Connect: " + "; ".join(self.backend.lacks), file=sys.stderr)
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.stop()
+
+    # -- declaring ------------------------------------------------------------------------------
+
+    def check_declaring(self) -> None:
+        self._check_not_stopped()
+        if self._deployer is not None:
+            raise UserError(
+                "the deployment runs already: nothing more can be declared",
+                expected="streams and operators before the first producer, subscription, DataFrame or move",
+                hint="start again on the same storage with the new ones added",
+            )
+
+    def _check_not_stopped(self) -> None:
+        if self._stopped:
+            what, expected = "the deployment was stopped", "one that runs"
+            raise UserError(what, expected=expected, hint="start it again on the same storage")
+
+    def stream(
+        self,
+        name: str,
+        schema: Schema,
+        *,
+        key: str | Sequence[str],
+        event_time: str = "",
+        delay: str | float | timedelta = 0,
+        idle: str | float | timedelta | None = None,
+    ) -> LiveStream:
+        """Declare a stream that producers and DataFrames write. Rows of one key stay in order.
+
+        With `event_time`, a site's watermark is the newest event time it has seen, less `delay`. The
+        watermark of the stream waits for every site that has seen rows; with `idle`, no longer than that
+        after its last row.
+        """
+        self.check_declaring()
+        if not key or not isinstance(key, Sequence):
+            hint = "rows of one key stay in order, and state is kept by key: name a column of the schema"
+            what = f"stream {name!r} has no key: {key!r}"
+            raise UserError(what, expected="key='column' or several", hint=hint)
+        columns = codec_of(f"stream {name!r}", schema, key, event_time)
+        delay_ms = parse_delay(delay) if event_time else None
+        idle_ms = None if idle is None else parse_delay(idle, "idle")
+        if idle_ms == 0 or (idle_ms is not None and not event_time):
+            raise UserError(
+                f"stream {name!r}: idle = {idle!r}",
+                expected="a time above 0, of a stream with event_time=...",
+                hint="without idle= the watermark waits for every site that has seen rows",
+            )
+        declared = StreamDeclaration(name, columns, self.graph.root, delay_ms, idle_ms=idle_ms)
+        self.graph.add_input(declared)
+        return LiveStream(self, [(name, InputPlan(columns))], columns)
+
+    def declare(self, declared: StreamDeclaration) -> LiveStream:
+        self.graph.add_stream(declared)
+        return LiveStream(self, [(declared.name, InputPlan(declared.codec))], declared.codec)
+
+    def union(self, first: LiveStream, *others: LiveStream) -> LiveStream:
+        """Several streams as the input of one operator. Keys must have the same columns."""
+        return union_of(self, (first, *others))
+
+    def add_feed(self, feed: Feed) -> None:
+        if feed.site:
+            self.graph.check_site(feed.site)
+        check_feed_name(feed, self._feeds)
+        if self._deployer is not None:
+            start_feed(self.deployment, feed)
+        self._feeds.append(feed)
+
+    def close_at_stop(self, client: Client) -> None:
+        """Close a client when the deployment stops, so that it does not wait for what cannot come."""
+        self._clients.add(client)
+
+    def note_delay(self, stream: str, delay_ms: int) -> None:
+        """Use the watermark delay of the DataFrame that feeds a stream as the delay of the stream."""
+        if self._deployer is None:
+            declared = self.graph.streams[stream]
+            self.graph.streams[stream] = dataclasses.replace(declared, delay_ms=delay_ms)
+
+    # -- from declarations to processes ---------------------------------------------------------
+
+    def deploy(self) -> Live:
+        """Start the routers and instances that were declared, then the feeds. The first use calls this."""
+        with self._deploy_lock:
+            self._check_not_stopped()
+            self.backend.check()
+            if self._deployer is None:
+                self._deploy()
+        return self
+
+    def _deploy(self) -> None:
+        if not self.graph.operators:
+            raise UserError("no operator was declared", hint="stream.transform_with_state(...)")
+        lock = DriverLock(self.deployment)
+        try:
+            deployer = Deployer(
+                self.backend,
+                self.deployment,
+                self._plan(),
+                build=self.build,
+                warm_workers=self._warm_worker_count,
+            )
+            deployer.prepare()
+        except BaseException:
+            lock.release()
+            raise
+        self._lock = lock
+        register(self.spark)
+        self._deployer = deployer
+        try:
+            self._running = deployer.start()
+            for name, declared in self.graph.operators.items():
+                if declared.initial is not None:
+                    codec = self.graph.streams[f"{name}.initial"].codec
+                    give_initial_state(self.deployment, name, codec, declared.initial)
+            for feed in self._feeds:
+                start_feed(self.deployment, feed)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _plan(self) -> DeploymentPlan:
+        """The declarations, merged with what the directory holds, and the instances that should run."""
+        found = self.deployment.manifest() if self.deployment.exists else None
+        if found is not None:
+            self.graph.keep_initial(found, lambda operator: is_given(self.deployment, operator))
+        listening = self._listening.applied(self.spark.conf.get("spark.driver.host") or "", found)
+        manifest = self.graph.manifest(self._settings, self._durability, listening, found)
+        manifest = self._durability_config.applied(manifest, found)
+        instances = self.deployment.desired_instances() if found is not None else []
+        for name, declared in self.graph.operators.items():
+            if not any(operator_of(i) == name for i in instances):
+                instances += declared.operator.instances
+        operators = {name: self.graph.plan_of(name) for name in self.graph.operators}
+        return DeploymentPlan(manifest, instances, operators, resumes=found is not None)
+
+    def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame:
+        reader = self.spark.readStream.format("tiercel").option("storage", str(self.deployment.directory))
+        return reader.option("stream", stream).options(**dict(options)).load()
+
+    # -- moving and scaling ---------------------------------------------------------------------
+
+    def move(
+        self,
+        operator: str,
+        *,
+        to: str,
+        keys: Iterable[Any] | None = None,
+        slots: Iterable[int] | None = None,
+        source: str = "",
+        strategy: str = "live",
+        retries: int = 0,
+        deadline_s: float | None = None,
+    ) -> MoveHandle:
+        """Move keys, slots, or everything of an instance to an instance or a site. Returns at once.
+
+        A key is a value, or a tuple of values. A site that has no instance of the operator gets one. Starts
+        the deployment, if it does not run yet.
+        """
+        wanted = self._requests().owners(operator, keys, slots, source)
+        destination = self._requests().destination(operator, to)
+        return self._requests().move(operator, wanted, destination, strategy, retries, deadline_s)
+
+    def scale(self, operator: str, instances: Mapping[str, int], *, strategy: str = "live") -> ScaleHandle:
+        """Set the number of instances at each site; they share the slots evenly. Returns at once."""
+        return self._requests().scale(operator, instances, strategy)
+
+    def owners(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:
+        """Key -> the instance that owns it now. A key is a value, or a tuple of values."""
+        return self._requests().owner_by_key(operator, keys)
+
+    def recover(self, instance: str, *, over: int = 2) -> list[str]:
+        """Replace a dead instance by `over` successors. Each takes over a share of its slots and restores it.
+
+        Without this call Spark restarts the instance, which restores everything alone. Returns the names of
+        the successors when they work. Moves that the instance takes part in must end first.
+        """
+        return self._requests().recover(instance, over)
+
+    def drain(self, instance: str) -> MoveHandle:
+        """Move everything off an instance, for example before its executor is removed."""
+        return self._requests().drain(instance)
+
+    def _requests(self) -> DeploymentRequests:
+        """What users can ask of the deployment. Starts it, if it does not run yet."""
+        running = self._started()
+        return DeploymentRequests(
+            self.backend, self.graph, running.controller, running.supervisor, running.launch_and_wait
+        )
+
+    def _started(self) -> RunningDeployment:
+        self.deploy()
+        assert self._running is not None
+        return self._running
+
+    # -- status ---------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """The processes and where they run, printable and as a dict. Starts the deployment first."""
+        running = self._started()
+        if not self.graph.sites.keys() & self.failures.keys():  # a router that was given up does not answer
+            running.controller.refresh()
+        return collect_status(
+            self.deployment,
+            running.supervisor,
+            running.controller,
+            running.decommission_watcher,
+            self._feeds,
+        )
+
+    @property
+    def running(self) -> bool:
+        """Whether its processes have been started and not been stopped."""
+        return self._running is not None and not self._stopped
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Routers and instances that were given up, each with the reason."""
+        return {} if self._deployer is None else dict(self._deployer.supervisor.failures)
+
+    @property
+    def suspicions(self) -> dict[str, int]:
+        """How often each process sent no heartbeat for too long, and was restarted."""
+        return {} if self._deployer is None else dict(self._deployer.supervisor.suspicions)
+
+    @property
+    def handovers(self) -> list[Handover]:
+        """Executors that were decommissioned, and what of the deployment has left them."""
+        return [] if self._running is None else list(self._running.decommission_watcher.handovers.values())
+
+    def cancel(self, process: str) -> None:
+        """Cancel the Spark job of a process, as a crash would: the supervisor restarts it."""
+        self.backend.cancel(self._started().supervisor.tag(process))
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End feeds and processes cleanly. What was stored stays, unless it was temporary."""
+        if self._stopped:
+            return
+        self._stopped = True
+        with contextlib.ExitStack() as ending:  # from the last to the first; one that fails stops no other
+            if self._temporary:
+                ending.callback(shutil.rmtree, self.deployment.directory, ignore_errors=True)
+            if self._lock is not None:
+                ending.callback(self._lock.release)
+            if self._running is not None:
+                ending.callback(self._running.end)
+            for client in list(self._clients):
+                ending.callback(end_client, client)
+            for feed in self._feeds if not self.backend.is_stopped() else ():
+                ending.callback(feed.stop)

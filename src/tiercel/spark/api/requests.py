@@ -1,0 +1,206 @@
+"""Requests of users to a running deployment: move, scale, recover, drain.
+
+Responsible for: keys and sites as users name them; their owners and destinations; refusing what cannot work;
+    handing plans to the controller.
+Not responsible for: carrying plans out (control/controller.py, through cluster/controller_thread.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count, islice
+from typing import Any
+
+from tiercel.control.controller import ScaleRequest
+from tiercel.control.planner import hand_over
+from tiercel.control.plans import Plan, PlannedMove
+from tiercel.core.model.keys import Key, KeySet
+from tiercel.core.model.routing import slot_of
+from tiercel.core.model.topology import instance_name, operator_of, site_of
+from tiercel.errors import UserError
+from tiercel.spark.api.graph import Graph, check_whole, key_packer
+from tiercel.spark.api.moves import MoveHandle, ScaleHandle
+from tiercel.spark.cluster.backend import Backend
+from tiercel.spark.cluster.controller_thread import ControllerThread
+from tiercel.spark.cluster.supervisor import Supervisor, running_processes
+from tiercel.spark.cluster.task_slots import check_slots
+from tiercel.spark.cluster.waiting import wait_until
+from tiercel.spark.job_errors import could_not_start
+from tiercel.spark.rows.row_codec import RowCodec
+
+
+class DeploymentRequests:
+    """What can be asked of a running deployment."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        graph: Graph,
+        controller: ControllerThread,
+        supervisor: Supervisor,
+        launch: Callable[[str], None],
+    ) -> None:
+        self._backend, self._graph = backend, graph
+        self._controller, self._supervisor = controller, supervisor
+        self._launch = launch  # returns when the instance is attached
+
+    def owners(
+        self, operator: str, keys: Iterable[Any] | None, slots: Iterable[int] | None, source: str
+    ) -> list[tuple[str, KeySet]]:
+        """Owners, each with its share of the given keys or slots; without any, all that `source` owns."""
+        self._check_operator(operator)
+        self._controller.refresh()
+        for what, given in (("keys", keys), ("slots", slots)):
+            if given is not None and (isinstance(given, str | bytes) or not isinstance(given, Iterable)):
+                raise UserError(f"{what}={given!r:.80}", expected=f"several, as in {what}=[{given!r:.80}]")
+        if keys is not None:
+            if slots is not None:
+                raise UserError("keys and slots were given", expected="one of them")
+            return self._owners_of_keys(operator, keys)
+        if slots is None and not source:
+            raise UserError("nothing to move was named", expected="keys=, slots= or source=")
+        if source and operator_of(source) != operator:
+            raise UserError(
+                f"source {source!r}", expected=f"an instance, as in {operator}@{self._graph.root}#1"
+            )
+        by_slot, overrides = self._controller.routes(operator)
+        nothing = UserError(f"{source!r} owns none of them", hint="live.status() shows who owns what")
+        if slots is None:
+            everything = [(m.source, m.keys) for m in hand_over(operator, by_slot, overrides, {source: ""})]
+            if not everything:
+                raise nothing
+            return everything
+        found: dict[str, set[int]] = {}
+        for slot in slots:
+            if slot not in by_slot:
+                raise UserError(f"slot {slot!r}", expected=f"0 to {len(by_slot) - 1}")
+            owner = by_slot[slot].instance
+            if not source or owner == source:
+                found.setdefault(owner, set()).add(slot)
+        if not found:
+            raise nothing
+        return [(owner, KeySet(slots=frozenset(members))) for owner, members in found.items()]
+
+    def owner_by_key(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:
+        """Key as the user writes it -> its owner, as the routers report it now."""
+        self._check_operator(operator)
+        self._controller.refresh()
+        codec = self._key_codec(operator)
+        by_slot, overrides = self._controller.routes(operator)
+        found, pack = {}, key_packer(codec)
+        for key in keys:
+            packed = pack(key)
+            found[key] = (overrides.get(packed) or by_slot[slot_of(packed, len(by_slot))]).instance
+        return found
+
+    def _owners_of_keys(self, operator: str, keys: Iterable[Any]) -> list[tuple[str, KeySet]]:
+        codec = self._key_codec(operator)
+        by_slot, overrides = self._controller.routes(operator)
+        found: dict[str, set[Key]] = {}
+        for key in map(key_packer(codec), keys):
+            route = overrides.get(key) or by_slot[slot_of(key, len(by_slot))]
+            found.setdefault(route.instance, set()).add(key)
+        if not found:
+            raise UserError("no key was named", expected="keys=[...] with at least one")
+        return [(owner, KeySet(keys=frozenset(members))) for owner, members in found.items()]
+
+    def _key_codec(self, operator: str) -> RowCodec:
+        stream = self._graph.operators[operator].operator.inputs[0]
+        return self._graph.streams[stream].codec
+
+    def destination(self, operator: str, to: str) -> str:
+        """An instance by name, or the one with the fewest slots at a site.
+
+        A site without an instance gets one.
+        """
+        running = {i for i in self._controller.running() if operator_of(i) == operator}
+        if "@" in to:
+            if to not in running:
+                raise UserError(f"{to!r} does not run", expected=f"one of: {', '.join(sorted(running))}")
+            return to
+        self._graph.check_site(to)
+        here = sorted(i for i in running if site_of(i) == to)
+        if not here:
+            name = instance_name(operator, to, 1)
+            check_slots(self._backend, 1, running=running_processes(self._backend.application), reserved=0)
+            self._launch(name)
+            return name
+        by_slot, _ = self._controller.routes(operator)
+        load = Counter(route.instance for route in by_slot.values())
+        return min(here, key=lambda i: (load[i], i))
+
+    def move(
+        self,
+        operator: str,
+        wanted: Iterable[tuple[str, KeySet]],
+        destination: str,
+        strategy: str,
+        retries: int,
+        deadline_s: float | None,
+    ) -> MoveHandle:
+        """Moves keys to the destination. No move is made for keys that are there already."""
+        moves = tuple(
+            PlannedMove(operator, keys, owner, destination, strategy)
+            for owner, keys in wanted
+            if owner != destination
+        )
+        deadline_ms = None if deadline_s is None else deadline_s * 1e3
+        plan = Plan(moves, f"requested: {operator} to {destination}")
+        return MoveHandle(self._controller, self._controller.request(plan, retries, deadline_ms))
+
+    def scale(self, operator: str, instances: Mapping[str, int], strategy: str) -> ScaleHandle:
+        self._check_operator(operator)
+        wanted = self._graph.instances(operator, instances)
+        new = [i for i in wanted if i not in self._supervisor.names]
+        check_slots(self._backend, len(new), running=running_processes(self._backend.application), reserved=1)
+        incarnation = self._controller.incarnations
+        self._controller.scale(ScaleRequest(operator, wanted, strategy))
+        return ScaleHandle(self._controller, self._supervisor, operator, wanted, incarnation)
+
+    def recover(self, instance: str, over: int) -> list[str]:
+        """Successors take over from a dead instance; returns their names when all of them work."""
+        operator = operator_of(instance)
+        self._check_operator(operator)
+        check_whole("over", over, 1)
+        if instance not in self._supervisor.names:
+            known = ", ".join(n for n in self._supervisor.names if operator_of(n) == operator)
+            raise UserError(f"unknown instance {instance!r}", expected=f"one of: {known}")
+        check_slots(self._backend, over - 1, running=running_processes(self._backend.application), reserved=1)
+        taken = {*self._supervisor.names, *self._supervisor.submissions}
+        names = (instance_name(operator, site_of(instance), n) for n in count(1))
+        successors = tuple(islice((name for name in names if name not in taken), over))
+        recovery = self._controller.recover(instance, successors)
+
+        def done() -> bool:
+            self._controller.check_runs()
+            for name in set(successors) & set(self._supervisor.failures):
+                raise could_not_start(name, self._supervisor.failures[name])
+            return not self._controller.recovering(recovery)
+
+        wait_until(done, math.inf)
+        if not set(successors) <= set(self._supervisor.names):
+            what = f"{instance} was not taken over: the controller failed before it stored the request"
+            raise UserError(what, hint="the controller has restarted by itself; ask again")
+        return list(successors)
+
+    def drain(self, instance: str) -> MoveHandle:
+        operator = operator_of(instance)
+        if operator not in self._graph.operators:
+            known = ", ".join(sorted(self._controller.running()))
+            raise UserError(f"unknown instance {instance!r}", expected=f"one of: {known}")
+        wanted = self.owners(operator, None, None, instance)
+        others = [i for i in self._controller.running() if operator_of(i) == operator and i != instance]
+        if not others:
+            what = f"no other instance of {operator!r} runs"
+            raise UserError(what, expected="one that takes its keys", hint="live.scale(...) first")
+        by_slot, _ = self._controller.routes(operator)
+        load = Counter(route.instance for route in by_slot.values())
+        least_loaded = min(others, key=lambda i: (load[i], i))
+        return self.move(operator, wanted, least_loaded, "live", 0, None)
+
+    def _check_operator(self, operator: str) -> None:
+        if operator not in self._graph.operators:
+            known = ", ".join(sorted(self._graph.operators))
+            raise UserError(f"unknown operator {operator!r}", expected=f"one of: {known}")

@@ -1,0 +1,392 @@
+"""Streams as users hold them: declare operators on them, feed them, read them.
+
+Responsible for: the methods of a stream in the public API, and what each of them declares.
+Not responsible for: operators with state (operator_declaration.py), running anything (deployment.py), what
+    user code sees (operators/processor_adapter.py).
+
+A stream that was mapped or filtered is a view: its transforms run in front of the operator that reads it. A
+view becomes an operator only when it gets a new key, or when it is itself read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from tiercel.errors import UserError
+from tiercel.runtime.client.event_loop_thread import Client
+from tiercel.runtime.deployment import DeploymentDir, dead_letter_stream
+from tiercel.spark.api.clients import RowProducer, RowSubscriber
+from tiercel.spark.api.feeds import Feed
+from tiercel.spark.api.graph import (
+    Graph,
+    StreamDeclaration,
+    check_whole,
+    parse_schema,
+    watermark_delay_ms,
+)
+from tiercel.spark.api.operator_declaration import Inputs, OperatorOptions, declare_operator
+from tiercel.spark.api.operator_methods import OperatorMethods
+from tiercel.spark.operators.folds import Fold, StepFunction
+from tiercel.spark.operators.plans import InputPlan, Transform
+from tiercel.spark.operators.transforms import Identity, union_schema
+from tiercel.spark.rows.row_codec import RowCodec, Schema
+from tiercel.spark.sources.stream_writer import column_names
+from tiercel.spark.state.external_state import ExternalState
+from tiercel.spark.state.schema_evolution import Upgrades
+
+
+class Deployment(Protocol):
+    """The deployment of a stream, as far as a stream uses it. `Live` is one."""
+
+    graph: Graph
+    deployment: DeploymentDir
+
+    def check_declaring(self) -> None: ...
+    def declare(self, declared: StreamDeclaration) -> LiveStream: ...
+    def note_delay(self, stream: str, delay_ms: int) -> None: ...
+    def add_feed(self, feed: Feed) -> None: ...
+    def deploy(self) -> object: ...
+    def close_at_stop(self, client: Client) -> None: ...
+    def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame: ...
+
+
+_FOLD_OPTIONS = frozenset(
+    (
+        "instances",
+        "output_key",
+        "output_event_time",
+        "on_error",
+        "memory_bytes_max",
+        "retries",
+        "deterministic",
+        "slots",
+        "upgrade",
+        "initial_state",
+    )
+)
+
+
+class LiveStream(OperatorMethods):
+    """One stream, or a view of one, or the union of several."""
+
+    def __init__(self, live: Deployment, inputs: Inputs, codec: RowCodec) -> None:
+        self._live = live
+        self._inputs = tuple(inputs)
+        self.codec = codec  # the columns that readers of this stream see
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name}: {self.codec.schema.simpleString()}>"
+
+    @property
+    def name(self) -> str:
+        return "+".join(name for name, _ in self._inputs)
+
+    @property
+    def schema(self) -> StructType:
+        return self.codec.schema
+
+    @property
+    def _is_declared(self) -> bool:
+        """Whether this is a declared stream itself, not a view or a union."""
+        return len(self._inputs) == 1 and not self._inputs[0][1].transforms
+
+    # -- stateless ------------------------------------------------------------------------------
+
+    def filter(self, function: Callable[[Any], bool]) -> LiveStream:
+        """The rows for which the function returns true."""
+        return self._with_transform(Transform("filter", function, None), self.codec)
+
+    def map(self, function: Callable[[Any], Any], schema: Schema) -> LiveStream:
+        """One row for each row.
+
+        The function returns a Row, a dict or a tuple of this schema. The key stays.
+        """
+        return self._with_schema("map", function, schema)
+
+    def flat_map(self, function: Callable[[Any], Any], schema: Schema) -> LiveStream:
+        """Any number of rows for each row. The function returns rows of this schema. The key stays."""
+        return self._with_schema("flat_map", function, schema)
+
+    def _with_schema(self, kind: Any, function: Callable[[Any], Any], schema: Schema) -> LiveStream:
+        parsed = parse_schema(schema, kind)
+        key = tuple(name for name in self.codec.key if name in parsed.names)
+        event_time = self.codec.event_time if self.codec.event_time in parsed.names else ""
+        return self._with_transform(Transform(kind, function, parsed), RowCodec(parsed, key, event_time))
+
+    def _with_transform(self, transform: Transform, codec: RowCodec) -> LiveStream:
+        if not callable(transform.function):
+            raise UserError(f"{transform.kind}({transform.function!r})", expected="a function of a row")
+        if len(self._inputs) > 1:
+            raise UserError(
+                f"{transform.kind} of the union {self.name!r}",
+                hint=f"{transform.kind} each stream before the union",
+            )
+        inputs = [
+            (name, InputPlan(plan.codec, (*plan.transforms, transform), plan.initial))
+            for name, plan in self._inputs
+        ]
+        return LiveStream(self._live, inputs, codec)
+
+    def union(self, *others: LiveStream) -> LiveStream:
+        """The rows of all streams: columns by name, a column that a stream lacks is null. Keys must agree."""
+        return union_of(self._live, (self, *others))
+
+    def key_by(
+        self,
+        *key: str,
+        name: str = "",
+        event_time: str | None = None,
+        instances: Mapping[str, int] | None = None,
+    ) -> LiveStream:
+        """The same rows under another key. They are routed to the owner of that key."""
+        return self._identity(name or f"{self.name}-by-{'-'.join(key)}", key, event_time, instances)
+
+    def _identity(
+        self,
+        name: str,
+        key: Sequence[str],
+        event_time: str | None = None,
+        instances: Mapping[str, int] | None = None,
+    ) -> LiveStream:
+        return self.transform_with_state(
+            Identity(),
+            self.codec.schema,
+            name=name,
+            instances=instances,
+            output_key=tuple(key),
+            output_event_time=self.codec.event_time if event_time is None else event_time,
+        )
+
+    # -- stateful -------------------------------------------------------------------------------
+
+    def transform_with_state(
+        self,
+        processor: StatefulProcessor,
+        output_schema: Schema,
+        *,
+        name: str = "",
+        output_mode: str = "update",
+        time_mode: str = "none",
+        instances: Mapping[str, int] | None = None,
+        initial_state: DataFrame | GroupedData | ExternalState | None = None,
+        output_key: Sequence[str] | str | None = None,
+        output_event_time: str = "",
+        on_error: str = "dead-letter",
+        retries: int = 3,
+        deterministic: bool = True,
+        slots: int = 4096,
+        pandas: bool = False,
+        memory_bytes_max: int = 0,
+        upgrade: Upgrades | None = None,
+        late_rows: bool = False,
+    ) -> LiveStream:
+        """An operator with keyed state: an unmodified PySpark StatefulProcessor. Returns its output.
+
+        `output_mode` is accepted as in PySpark; every output row is emitted when it is made. With
+        `memory_bytes_max` each instance keeps about that much state in memory, and evicts the rest to disk.
+        `initial_state` is rows for handleInitialState, or stored state: `tiercel.read_spark_state(…)` or
+        `tiercel.read_exported_state(…)`. `upgrade` converts stored values of a variable whose schema has
+        changed: {variable: {new field: default}}, or {variable: function of the old row}. With `late_rows`
+        the processor is given rows behind the watermark too; otherwise they are dropped, as in Spark.
+        """
+        self._live.check_declaring()
+        options = OperatorOptions(
+            name or _name_of(processor),
+            output_mode,
+            time_mode,
+            instances,
+            initial_state,
+            output_key,
+            output_event_time,
+            on_error,
+            retries,
+            deterministic,
+            slots,
+            pandas,
+            memory_bytes_max,
+            dict(upgrade or {}),
+            late_rows,
+        )
+        output = declare_operator(
+            self._live.graph, self._inputs, self.codec, processor, output_schema, options
+        )
+        return self._live.declare(output)
+
+    def fold(
+        self,
+        step: StepFunction,
+        initial: Any,
+        output_schema: Schema,
+        *,
+        state_schema: Schema,
+        name: str = "",
+        **options: Any,
+    ) -> LiveStream:
+        """An operator that is one function: `step(state, row)` returns the next state and what to emit.
+
+        `initial` is the state of a new key, a tuple with the columns of `state_schema`. A step emits a tuple
+        with the columns of `output_schema`, a list of tuples, or None. A fold is several times faster than a
+        processor. It has no timers, no time to live and only one state variable. Further options:
+        `instances`, `output_key`, `output_event_time`, `on_error`, `retries`, `deterministic`, `slots`,
+        `memory_bytes_max`, `upgrade`, and `initial_state` as stored state.
+        """
+        unknown = sorted(set(options) - _FOLD_OPTIONS)
+        if unknown:
+            raise UserError(f"fold: unknown option {unknown[0]!r}", expected=", ".join(sorted(_FOLD_OPTIONS)))
+        output = parse_schema(output_schema, "output schema")
+        fold = Fold(step, initial, parse_schema(state_schema, "state schema"), output)
+        return self.transform_with_state(fold, output, name=name or _name_of_step(step), **options)
+
+    def transform_with_state_in_pandas(
+        self, processor: StatefulProcessor, output_schema: Schema, **options: Any
+    ) -> LiveStream:
+        """The same for a processor that takes and yields pandas DataFrames. Much slower per row."""
+        return self.transform_with_state(processor, output_schema, pandas=True, **options)
+
+    # -- writing and reading ------------------------------------------------------------------------------
+
+    def feed(
+        self, frame: DataFrame, *, name: str = "", site: str = "", partitions: int = 1, **options: str
+    ) -> Feed:
+        """Let a streaming DataFrame write into this stream, from the start of the deployment to its end.
+
+        Each of the `partitions` costs a Python worker per micro-batch; only one partition keeps the order of
+        the source. Further options: `trigger` ("1 second"), `checkpoint` (a directory), `badRows`: rows that
+        do not fit become `dead_letters` ("dead-letter"), or fail the feed ("fail").
+        """
+        stream = self._input_stream("feed")
+        missing = [n for n in self.codec.names if n not in frame.columns]
+        if missing:
+            raise UserError(
+                f"the DataFrame fed to {stream!r} has no column {', '.join(missing)}",
+                expected=f"the columns {', '.join(self.codec.names)}; it has {', '.join(frame.columns)}",
+                hint="select, rename and cast its columns before it is fed",
+            )
+        if not frame.isStreaming:
+            raise UserError(
+                f"the DataFrame fed to {stream!r} is not a streaming one",
+                expected="a query that goes on",
+                hint="use spark.readStream, or write it once: df.write.format('tiercel')",
+            )
+        delay = watermark_delay_ms(frame, self.codec.event_time) if self.codec.event_time else None
+        if delay is not None:
+            self._live.note_delay(stream, delay)
+        check_whole("partitions", partitions, 1)
+        rows = frame.select(*self.codec.names)
+        column_names(rows.schema, self.codec)  # refuses types that do not fit before the query starts
+        rows = rows.coalesce(partitions)
+        feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options)
+        self._live.add_feed(feed)
+        return feed
+
+    def producer(self, name: str, *, site: str = "") -> RowProducer:
+        """A client that writes rows to this stream: batches, retries, exactly once by sequence number.
+
+        The first producer, subscriber or DataFrame of a deployment starts it: routers and instances as Spark
+        tasks, which takes seconds.
+        """
+        stream = self._input_stream("producer")
+        self._live.deploy()
+        if site:
+            self._live.graph.check_site(site)
+        producer = RowProducer(self._live.deployment, stream, name=name, site=site)
+        self._live.close_at_stop(producer.client)
+        return producer
+
+    def _input_stream(self, what: str) -> str:
+        stream, _ = self._inputs[0]
+        declared = self._live.graph.streams[stream]
+        if not self._is_declared or declared.written_by or declared.dead_letters_of:
+            writer = "a feed" if declared.dead_letters_of else "an operator"
+            raise UserError(
+                f"{what} of {self.name!r}, which {writer} writes",
+                expected="a stream that was declared with live.stream(...)",
+            )
+        return stream
+
+    def read(self) -> str:
+        """The name of a stream whose log holds these rows; declares one if there is none."""
+        stream, _ = self._inputs[0]
+        if self._is_declared and self._live.graph.streams[stream].logged:
+            return stream
+        copy = self._identity(f"{self.name}-copy", self.codec.key)
+        self._inputs = copy._inputs
+        return copy._inputs[0][0]
+
+    def subscribe(self, *, after: int | None = None) -> RowSubscriber:
+        """A low-latency reader, from now on or after an offset (0: from the beginning).
+
+        Starts the deployment.
+        """
+        stream = self.read()
+        self._live.deploy()
+        subscriber = RowSubscriber(self._live.deployment, stream, after=after)
+        self._live.close_at_stop(subscriber.client)
+        return subscriber
+
+    def dataframe(self, **options: Any) -> DataFrame:
+        """This stream as a streaming DataFrame, with the options of the format `tiercel`.
+
+        Starts the deployment.
+        """
+        stream = self.read()
+        self._live.deploy()
+        return self._live.read_stream(stream, options)
+
+    @property
+    def dead_letters(self) -> LiveStream:
+        """The refused rows, with the reason, the key and the offset.
+
+        For an operator's output, rows on which its code raised. For a declared stream, rows of its feeds that
+        do not fit its schema.
+        """
+        streams, (stream, _) = self._live.graph.streams, self._inputs[0]
+        writer = streams[stream].written_by
+        declared = (
+            streams.get(f"{writer}.dead" if writer else dead_letter_stream(stream))
+            if self._is_declared
+            else None
+        )
+        if declared is None or declared.name == stream:
+            raise UserError(
+                f"{self.name!r} has no dead letters",
+                expected="a stream that was declared with live.stream(...), or the output of an operator",
+                hint="ask for the dead letters of each stream that is mapped, filtered or united",
+            )
+        return LiveStream(self._live, [(declared.name, InputPlan(declared.codec))], declared.codec)
+
+
+def union_of(live: Deployment, streams: Sequence[LiveStream]) -> LiveStream:
+    """Several streams as the input of one operator."""
+    first = streams[0]
+    for stream in streams:
+        if stream.codec.key != first.codec.key:
+            raise UserError(
+                f"union of {first.name!r}, keyed by {first.codec.key}, and {stream.name!r}, "
+                f"keyed by {stream.codec.key}",
+                expected="the same key columns",
+                hint="key_by(...) gives a stream another key",
+            )
+    inputs = [pair for stream in streams for pair in stream._inputs]
+    names = [name for name, _ in inputs]
+    if len(set(names)) < len(names):
+        raise UserError(f"a union with one stream twice: {', '.join(names)}", expected="different streams")
+    schema = union_schema(plan for _, plan in inputs)
+    return LiveStream(live, inputs, RowCodec(schema, first.codec.key, first.codec.event_time))
+
+
+def _name_of(processor: Any) -> str:
+    """CamelCase -> camel-case."""
+    name = type(processor).__name__
+    return "".join(f"-{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+def _name_of_step(step: Any) -> str:
+    """snake_case -> snake-case; a lambda has no name."""
+    name = str(getattr(step, "__name__", "")).strip("_").replace("_", "-")
+    return name if name.replace("-", "").isalnum() else "fold"

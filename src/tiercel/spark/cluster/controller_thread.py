@@ -1,0 +1,289 @@
+"""The thread of the driver that runs the controller, and the questions that other threads ask it.
+
+Responsible for: requests from any thread, waiting for answers, restarting a controller that failed, the
+    history of each move.
+Not responsible for: carrying moves out (control/controller.py), starting processes (supervisor.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from typing import Any, Final, TypeVar
+
+import msgspec
+import uvloop
+
+from tiercel.control.controller import Controller, RecoveryRequest, ScaleRequest, TrackedMove
+from tiercel.control.plans import Plan
+from tiercel.core import messages as m
+from tiercel.core.errors import InvalidRequest
+from tiercel.core.machine.effects import Effect
+from tiercel.core.machine.events import Event, Received
+from tiercel.core.model.keys import Key
+from tiercel.core.model.routing import Route
+from tiercel.core.model.topology import operator_of
+from tiercel.errors import UserError
+from tiercel.runtime.deployment import DeploymentDir
+from tiercel.runtime.process.host import Host, HostConfig
+from tiercel.runtime.recovery.recover import open_storage
+from tiercel.spark.cluster.waiting import wait_until
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "controller"
+ANSWER_S_MAX = 30.0
+RESTART_S = 0.5  # before a failed controller is restarted
+POLL_S = 0.005
+ASK_AGAIN_S = 0.5  # a router that has just restarted lost the question
+
+TABLES: Final[dict[str, Any]] = {
+    "move": TrackedMove,
+    "scale": ScaleRequest,
+    "next_id": int,
+    "retiring": bool,
+    "recovery": RecoveryRequest,
+}
+
+
+T = TypeVar("T")
+Routes = tuple[dict[int, Route], dict[Key, Route]]
+
+
+class PhaseTime(msgspec.Struct, frozen=True):
+    """A phase of a move, and when the driver saw it first, by its monotonic clock."""
+
+    phase: str
+    at_s: float
+    keys: int = 0
+    size_bytes: int = 0
+
+
+class RecordingController(Controller):
+    """The controller, with a record of the phases of each move."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.stories: dict[str, list[PhaseTime]] = {}
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        if isinstance(event, Received):
+            if isinstance(event.message, m.MoveStatus):
+                self._record(event.message)
+            elif isinstance(event.message, m.StatusReply):
+                for status in event.message.statuses:
+                    self._record(status)
+        return super().on_event(event, now_ms)
+
+    def _record(self, status: m.MoveStatus) -> None:
+        story = self.stories.setdefault(status.move, [])
+        if not story or story[-1].phase != status.phase:
+            story.append(PhaseTime(status.phase, time.monotonic(), status.keys, status.size_bytes))
+
+
+class ControllerThread:
+    """A thread that runs the controller and restarts it when it fails."""
+
+    def __init__(
+        self,
+        deployment: DeploymentDir,
+        on_launch: Callable[[str], object],
+        on_retire: Callable[[str], object],
+    ) -> None:
+        self._deployment, self._hooks = deployment, (on_launch, on_retire)
+        self._registry = deployment.registry
+        self._topology = deployment.manifest().topology
+        self._stories: dict[str, list[PhaseTime]] = {}
+        self._ending = threading.Event()
+        self._failure = ""  # why the controller does not run
+        self.incarnations = 0  # of the controller: a request that it has not stored is lost with one
+        self._open()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tiercel-controller", daemon=True)
+        atexit.register(self.end)  # a loop that runs while the interpreter ends can crash it
+        self._thread.start()
+        self._ready.wait()
+
+    def _open(self) -> None:
+        """Open the storage and make a controller from it. It asks the routers for the rest."""
+        manifest = self._deployment.manifest()
+        on_launch, on_retire = self._hooks
+        storage = open_storage(self._deployment.process(NAME), manifest, NAME, TABLES)
+        self._controller = RecordingController(manifest.topology, manifest.settings, storage.store.items())
+        self._controller.stories = self._stories
+        self.incarnations += 1
+        self._host = Host(
+            NAME,
+            self._controller,
+            HostConfig.of(
+                self._deployment,
+                dials=list(manifest.topology.sites),
+                bind=manifest.bind,
+                advertise=manifest.address_of(NAME),
+                tls=manifest.tls,
+                on_launch=on_launch,
+                on_retire=on_retire,
+                storage=storage,
+            ),
+        )
+
+    def _run(self) -> None:
+        """Runs the controller until the deployment ends. It fails, for example, when the disk is full."""
+        while not self._ending.is_set():
+            try:
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    runner.run(self._serve())
+            except Exception as error:
+                self._note_failure(error)
+                self._ready.set()
+                self._reopen()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._failure = ""
+        self._ready.set()
+        await self._host.run()
+
+    def _reopen(self) -> None:
+        """Waits until the storage can be opened and written."""
+        while not self._ending.wait(RESTART_S):
+            try:
+                self._open()
+                return
+            except Exception as error:
+                self._note_failure(error)
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failure = str(error.__context__ or error)  # the first error: later ones hide it
+        log.warning("the controller failed and restarts: %s", self._failure)
+
+    def end(self) -> None:
+        self._ending.set()
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it is between two incarnations
+                self._loop.call_soon_threadsafe(self._host.end, "the deployment ends")
+            self._thread.join(10.0)
+        self._registry.deregister(NAME)
+        atexit.unregister(self.end)
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def check_runs(self) -> None:
+        """Raises if the controller has ended, for callers that wait for something."""
+        if not self._thread.is_alive():
+            raise UserError("the controller has ended: the deployment was stopped")
+
+    def _ask(self, question: Callable[[Controller, float], tuple[T, Sequence[Effect]]]) -> T:
+        """Call the controller in its own thread, and perform its effects."""
+
+        async def ask() -> T:
+            answer, effects = question(self._controller, self._host.now_ms())
+            self._host.perform(effects)
+            return answer
+
+        self.check_runs()
+        coroutine = ask()
+        try:
+            if self._failure:
+                raise RuntimeError(self._failure)
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(ANSWER_S_MAX)
+        except (
+            RuntimeError,
+            TimeoutError,
+            CancelledError,
+        ) as error:  # lost with the incarnation
+            coroutine.close()
+            what = f"the controller does not answer: {self._failure or error}"
+            raise UserError(what, hint="it restarts by itself; ask again") from error
+        except InvalidRequest as refusal:
+            raise UserError.of(refusal) from refusal
+
+    def request(self, plan: Plan, retries: int, deadline_ms: float | None) -> list[str]:
+        """Request the moves of a plan; returns their names."""
+        return self._ask(lambda controller, now: controller.request(plan, now, retries, deadline_ms))
+
+    def scale(self, request: ScaleRequest) -> None:
+        self._ask(lambda controller, now: (None, controller.scale(request, now)))
+
+    def recover(self, instance: str, successors: tuple[str, ...]) -> str:
+        """Request a recovery by successors; returns its name."""
+        return self._ask(lambda controller, now: controller.recover(instance, successors, now))
+
+    def recovering(self, recovery: str) -> bool:
+        """Whether a recovery still runs; UserError if its router refused it."""
+        reason = self._controller.refused.get(recovery)
+        if reason is not None:
+            what, expected = (
+                f"it cannot be taken over: {reason}",
+                "a dead instance without moves",
+            )
+            raise UserError(what, expected=expected, hint="Spark restarts it by itself")
+        return recovery in self._controller.recoveries
+
+    def scaling(self, operator: str) -> bool:
+        """Whether a scaling of the operator still runs."""
+        controller = self._controller
+        return operator in controller.scales or any(operator_of(i) == operator for i in controller.retiring)
+
+    def scale_request(self, operator: str) -> tuple[ScaleRequest | None, set[str]]:
+        """The scaling that runs, and the instances that only wait for their router to release them."""
+
+        def read(
+            controller: Controller, _: float
+        ) -> tuple[tuple[ScaleRequest | None, set[str]], Sequence[Effect]]:
+            retiring = {i for i in controller.retiring if operator_of(i) == operator}
+            return (controller.scales.get(operator), retiring), ()
+
+        return self._ask(read)
+
+    def has_open_requests(self) -> bool:
+        """Whether moves, scalings or recoveries are known that have not ended."""
+        controller = self._controller
+        return bool(controller.moves or controller.scales or controller.recoveries)
+
+    def moves(self) -> dict[str, TrackedMove]:
+        return dict(self._controller.moves)
+
+    def story(self, move: str) -> list[PhaseTime]:
+        return list(self._controller.stories.get(move, ()))
+
+    def running(self) -> set[str]:
+        """Instances that are attached to their routers, as last reported."""
+        return set(self._controller.running)
+
+    def refresh(self) -> None:
+        """Ask every router for its tables, and wait for the answers."""
+        first, asked_s = 0, -ASK_AGAIN_S
+        silent: list[str] = []
+
+        def all_answered() -> bool:
+            nonlocal first, asked_s, silent
+            if time.monotonic() - asked_s > ASK_AGAIN_S:
+                question = self._ask(lambda controller, now: controller.ask_status(now))
+                first, asked_s = first or question, time.monotonic()
+            answered = dict(self._controller.answered)
+            silent = [site for site in self._topology.sites if answered.get(site, 0) < first]
+            return not silent
+
+        def failure() -> UserError:
+            what = f"no answer from the router of {', '.join(silent)} within {ANSWER_S_MAX:g} s"
+            return UserError(what, hint="live.status() shows whether it runs")
+
+        wait_until(all_answered, ANSWER_S_MAX, failure, poll_s=POLL_S)
+
+    def routes(self, operator: str) -> Routes:
+        """Slots and single keys with their owners, as the routers last reported.
+
+        Read in the controller's thread, so that no half of an answer is seen.
+        """
+
+        def read(controller: Controller, _: float) -> tuple[Routes, Sequence[Effect]]:
+            return (dict(controller.slots[operator]), dict(controller.overrides[operator])), ()
+
+        return self._ask(read)

@@ -1,1 +1,0 @@
-"""Generators and applications, shared by simulator, benchmarks and examples."""

@@ -1,0 +1,52 @@
+"""The source of a move: which state it captures, retains and drops."""
+
+from __future__ import annotations
+
+from machines_in_memory import SmallDeployment, key_in
+from tiercel.core import messages as m
+from tiercel.core.model.keys import KeySet
+
+A, B = "op@a#0", "op@b#0"
+
+
+ALL_OF_A = KeySet(slots=frozenset((0, 1)))
+
+
+def test_a_move_of_a_slot_leaves_out_a_key_that_moved_earlier() -> None:
+    """The key moves before its slot; router and source restart while both moves are stored."""
+    driver = SmallDeployment().start()
+    key, beside = key_in(0), key_in(0, 1)
+    driver.produce("a", (key, 0, 0), (beside, 0, 0))
+    driver.withholds = lambda sender, to, message: isinstance(message, m.Forget)
+    driver.move(KeySet(keys=frozenset((key,))), A, B, "live", "m7.2")
+    driver.advance_ms(3_000)
+    assert driver.phase_of("m7.2", "source router") == "done"
+    driver.produce("a", (key, 0, 1))
+    driver.withholds = lambda sender, to, message: isinstance(message, m.Forget | m.Chunk)
+    driver.move(KeySet(slots=frozenset((0,))), A, B, "pause", "m10")
+    driver.advance_ms(3_000)
+    assert driver.phase_of("m10", "source router") == "emitting"
+    driver.disks["a"] = dict(sorted(driver.disks["a"].items(), key=lambda item: [*map(str, item[0])]))
+    driver.stop(A)
+    driver.restart("a")
+    driver.withheld.clear()
+    driver.withholds = lambda sender, to, message: False
+    driver.start(A)
+    driver.advance_ms(5_000)
+    assert driver.disks["a"]["ended", "m10"] == ("done", "")
+    driver.produce("a", (key, 0, 2))
+    driver.advance_ms(1_000)
+    assert [o.row[2][2] for o in driver.outputs() if o.key == key] == [1, 2, 3]
+
+
+def test_a_source_drops_captured_state_of_a_move_that_the_restarted_router_undid() -> None:
+    driver = SmallDeployment().start()
+    driver.produce("a", (key_in(0), 0, 0))
+    driver.withholds = lambda sender, to, message: isinstance(message, m.ChunkReceipt | m.EndOfKeys)
+    driver.move(ALL_OF_A, A, B)
+    driver.advance_ms(100)
+    assert driver.machines[A].senders["m1"].chunks
+    driver.restart("a")
+    assert driver.disks["a"]["ended", "m1"][0] == "aborted"
+    driver.advance_ms(60_000)
+    assert driver.phase_of("m1", "source instance") == ""
