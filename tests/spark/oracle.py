@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from oracle_cases import MARKER, OUTPUT, Case
+from plain_spark import run_until_worker_connects
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -88,7 +89,8 @@ def _in_json(value: Any) -> Any:
     return value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value
 
 
-def under_spark(spark: SparkSession, case: Case, directory: Path) -> tuple[Outputs, list[int]]:
+@run_until_worker_connects
+def under_spark(directory: Path, spark: SparkSession, case: Case) -> tuple[Outputs, list[int]]:
     """Outputs per key, and how many there were after each batch."""
     files = {name: Files(directory / name, schema) for name, schema in case.streams.items()}
     frames = [each.frame(spark) for each in files.values()]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from oracle import Files, until
+from plain_spark import run_until_worker_connects
 from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
@@ -94,11 +95,11 @@ Transform = Callable[[GroupedData], DataFrame]
 
 
 def rows_of(
+    directory: Path,
     spark: SparkSession,
     grouped: Callable[[DataFrame], GroupedData],
     transform: Transform,
     rows: list[list[tuple[Any, ...]]],
-    directory: Path,
     settled: Callable[[int, int], bool],
 ) -> list[list[Row]]:
     """What a parquet sink holds after each file."""
@@ -139,20 +140,20 @@ def test_drop_in_needs_only_another_call(time_mode: str, spark: SparkSession, tm
             frame = frame.withWatermark("at", "10 seconds")
         return frame.groupBy("car")
 
-    expected = rows_of(
+    expected = run_until_worker_connects(rows_of)(
+        tmp_path / "spark",
         spark,
         grouped,
         lambda g: g.transformWithState(processor(), OUTPUT, "append", time_mode),
         input_rows,
-        tmp_path / "spark",
         lambda n, count: True,
     )
     found = rows_of(
+        tmp_path / "tiercel",
         spark,
         grouped,
         lambda g: tiercel.transform_with_state(g, processor(), OUTPUT, "append", time_mode, instances=2),
         input_rows,
-        tmp_path / "tiercel",
         lambda n, count: count >= len(expected[n]),
     )
     assert len(expected[-1]) >= len(CARS)

@@ -13,6 +13,7 @@ import pytest
 from oracle import Collected, Files, differences, until
 from oracle_cases import OUTPUT
 from oracle_processors import START, Adopted, Lasting, Told
+from plain_spark import settled
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
@@ -75,18 +76,18 @@ class UnderSpark:
             collected.add(rows)
             sizes.append(len(rows))
 
-        query = (
+        writer = (
             self.results.writeStream.outputMode("update")
             .option("checkpointLocation", str(self.checkpoint))
             .foreachBatch(take)
-            .start()
         )
+        query = writer.start()
         try:
             for rows in some:
                 wanted = collected.count + len(rows)
                 self.files.write(rows)
                 if self.ends:
-                    query.processAllAvailable()
+                    query = settled(query, writer)
                 else:  # with timers in processing time there is always one more batch, after a commit
                     until(
                         lambda wanted=wanted: collected.count >= wanted and sizes[-1] == 0,

@@ -35,7 +35,7 @@ def oracle(
         here = wanted.index(name)
         for case in wanted[here : here + 2]:
             if case not in answers:
-                answers[case] = background.submit(under_spark, spark, cases[case], directory / case)
+                answers[case] = background.submit(under_spark, directory / case, spark, cases[case])
         return (cases[name], *answers[name].result())
 
     with ThreadPoolExecutor(1) as background:

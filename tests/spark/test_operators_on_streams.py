@@ -9,7 +9,8 @@ from typing import Any
 
 from operators_on_spark import SPEEDS, START, alike, speeds
 from oracle import until
-from pyspark.sql import SparkSession
+from plain_spark import run_until_worker_connects
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 import tiercel
@@ -110,6 +111,21 @@ def test_every_method_of_a_stream_declares_an_operator_that_runs(spark: SparkSes
             assert list(map(shown, rows))[: len(wanted)] == wanted, name
 
 
+@run_until_worker_connects
+def all_rows_of(directory: Path, stream: DataFrame) -> list[Row]:
+    """What a query of plain Spark appends until its source has no more rows."""
+    rows: list[Row] = []
+    query = (
+        stream.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+        .outputMode("append")
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return rows
+
+
 def test_the_same_processor_runs_under_sparks_own_transform_with_state(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -126,20 +142,14 @@ def test_the_same_processor_runs_under_sparks_own_transform_with_state(
         ops.top_k("n", 2),
     ]
     plan = ops.plan_windows(frame.schema, ["car"], "at", ops.sliding("10 seconds", "5 seconds"), aggregates)
-    query = (
+    stream = (
         spark.readStream.schema(frame.schema)
         .parquet(str(tmp_path / "rows"))
         .withWatermark("at", "10 seconds")
         .groupBy("car")
         .transformWithState(plan.processor, plan.schema, "append", plan.time_mode)
-        .writeStream.format("memory")
-        .queryName("plain_windows")
-        .outputMode("append")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    everything = all_rows_of(tmp_path / "query", stream)
     wanted = (
         spark.createDataFrame(rows, SPEEDS)
         .groupBy("car", f.window("at", "10 seconds", "5 seconds"))
@@ -151,7 +161,7 @@ def test_the_same_processor_runs_under_sparks_own_transform_with_state(
             f.slice(f.sort_array(f.collect_list("n"), asc=False), 1, 2),
         )
     )
-    found = [row for row in spark.table("plain_windows").collect() if row.car != "clock"]
+    found = [row for row in everything if row.car != "clock"]
     assert alike(found) == alike(wanted.collect())
 
 
