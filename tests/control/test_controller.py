@@ -218,7 +218,7 @@ def test_scaling_in_moves_all_keys_before_it_retires_an_instance() -> None:
     settle(play)
     assert play.owners() == [A] * 4
     assert B not in play.driver.machines
-    assert play.controller.retiring == set()
+    assert play.controller.retiring == {}
     for key in keys:
         play.driver.produce("a", (key, 1, "y"))
     assert [o.row[2][2] for o in play.driver.outputs()] == [1] * 4 + [2] * 4
@@ -242,7 +242,7 @@ def test_a_replacement_gets_all_keys_of_the_replaced_instance_without_rebalancin
     settle(play)
     assert play.owners() == [A, NEW, NEW, NEW]
     assert B not in play.driver.machines
-    assert (play.controller.scales, play.controller.retiring) == ({}, set())
+    assert (play.controller.scales, play.controller.retiring) == ({}, {})
 
 
 def test_a_replacement_is_refused_unless_the_request_drops_the_old_and_lists_the_new_instance() -> None:
@@ -375,3 +375,69 @@ def test_scaling_in_retires_an_instance_that_is_down() -> None:
     driver.advance_ms(5_000)
     assert control(driver).scales == {}
     assert driver.retired == [B], "its supervisor would restart it without need"
+
+
+def retirement_without_an_answer() -> Play:
+    """All keys of B have moved to A. B's router lets B go; its answers do not reach the controller yet."""
+    play = Play()
+    play.driver.withholds = lambda sender, to, message: isinstance(message, m.RetirementReply)
+    play.scale(A)
+    settle(play)
+    assert list(play.controller.retiring) == [B]
+    assert any(answer.accepted for _, _, answer in play.driver.withheld)
+    play.driver.restart(B)  # its router has fenced it, and its supervisor starts it again
+    return play
+
+
+def test_a_late_answer_to_a_retirement_does_not_end_an_instance_that_owns_keys_again() -> None:
+    play = retirement_without_an_answer()
+    play.request(wanted(0, to=B))
+    play.driver.advance_ms(5_000)
+    assert play.owners() == [B, A, A, A]
+    play.driver.release_withheld()
+    settle(play)
+    assert B in play.driver.machines, "no process has the keys of slot 0"
+    play.driver.produce("a", (key_in(0), 0, "x"))
+    assert [output.row[2][2] for output in play.driver.outputs()] == [1]
+
+
+def test_a_late_answer_to_a_retirement_does_not_end_an_instance_that_a_later_request_names() -> None:
+    play = retirement_without_an_answer()
+    late = list(play.driver.withheld)
+    play.scale(A, B)
+    play.driver.release_withheld()
+    settle(play)
+    assert B in play.driver.machines
+    play.driver.withholds = lambda sender, to, message: isinstance(message, m.RetirementReply)
+    play.scale(A)  # the answers to the first retirement do not end it before its router lets it go
+    settle(play)
+    for _, _, answer in late:
+        play.driver.send("controller", answer, "b")
+    assert B not in play.driver.retired
+    play.driver.release_withheld()
+    settle(play)
+    assert B not in play.driver.machines
+    assert play.controller.retiring == {}
+
+
+def test_a_late_answer_to_a_retirement_does_not_end_a_destination_that_a_queued_move_has_reached() -> None:
+    """The move was queued before the takeover of its destination began, and runs after it."""
+    play = Play()
+    play.driver.withholds = lambda sender, to, message: (
+        isinstance(message, m.RetirementReply) or (to == "a" and isinstance(message, m.MoveRequest))
+    )
+    play.request(wanted(0))  # it does not reach its router
+    _, effects = play.controller.recover(B, (NEW,), play.driver.now_ms)
+    play.driver.perform("controller", effects)
+    play.driver.run()
+    settle(play)
+    play.driver.restart(B)
+    answers = [held for held in play.driver.withheld if isinstance(held[2], m.RetirementReply)]
+    play.driver.withheld.clear()
+    play.driver.withholds = lambda sender, to, message: isinstance(message, m.RetirementReply)
+    play.driver.advance_ms(5_000)
+    assert play.owners() == [B, A, NEW, NEW]
+    for _, _, answer in [*answers, *play.driver.withheld]:
+        play.driver.send("controller", answer, "b")
+    settle(play)
+    assert B in play.driver.machines

@@ -88,7 +88,7 @@ class Controller:
         self.running: dict[str, int] = {}  # instance -> the number of keys that it last reported
         self.sites_reported: set[str] = set()
         self.next_id = 1
-        self.retiring: set[str] = set()
+        self.retiring: dict[str, int] = {}  # instance -> number of its retirement, which the answer repeats
         self.recoveries: dict[str, RecoveryRequest] = {}
         self.refused: dict[str, str] = {}  # recovery -> why its router refused it
         for key, value in items.items():
@@ -100,7 +100,7 @@ class Controller:
                 case ("next_id",):
                     self.next_id = value
                 case ("retiring", instance):
-                    self.retiring.add(instance)
+                    self.retiring[instance] = value
                 case ("recovery", recovery):
                     self.recoveries[recovery] = value
                 case _:
@@ -137,6 +137,8 @@ class Controller:
                 what = f"{instead!r} in place of {gone!r}"
                 raise InvalidRequest(what, "expected the new instance in the request, and not the old one")
         step = Step(now_ms)
+        for instance in request.instances:
+            self._end_retirement(step, instance)
         self.scales[request.operator] = request
         step.put(("scale", request.operator), request)
         self._ask_status(step)
@@ -152,13 +154,19 @@ class Controller:
             what = f"{instance!r} is being recovered"
             raise InvalidRequest(what, "expected one recovery at a time", "wait until that has ended")
         step = Step(now_ms)
-        name = f"r{self.next_id}"
-        self.next_id += 1
-        step.put(("next_id",), self.next_id)
+        name = f"r{self._number(step)}"
+        for successor in successors:
+            self._end_retirement(step, successor)
         self._keep(step, RecoveryRequest(name, instance, successors))
         self._pursue(step)
         step.timer("retry", now_ms + self.settings.retry_ms)
         return name, self.journal.commit(step)
+
+    def _number(self, step: Step) -> int:
+        number = self.next_id
+        self.next_id += 1
+        step.put(("next_id",), self.next_id)
+        return number
 
     def _keep(self, step: Step, request: RecoveryRequest) -> None:
         self.recoveries[request.recovery] = request
@@ -188,10 +196,10 @@ class Controller:
             self._end_recovery(step, request)
         elif not request.given:
             self._keep(step, msgspec.structs.replace(request, given=True))
-            self.retiring.add(request.instance)  # it owns nothing now: its router lets it go if it returns
-            step.put(("retiring", request.instance), True)
-            # without this message a returning process would restore state that it no longer owns
-            step.send(site_of(request.instance), m.Retirement(request.instance))
+            # it owns nothing now: a process that returns would restore state that it no longer owns
+            self._retire(step, request.instance)
+            number = self.retiring.get(request.instance, 0)
+            step.send(site_of(request.instance), m.Retirement(request.instance, number))
             self._pursue(step)
 
     def ask_status(self, now_ms: float) -> tuple[int, list[Effect]]:
@@ -205,9 +213,7 @@ class Controller:
 
     def _add(self, step: Step, wanted: PlannedMove, retries: int, deadline_ms: float | None) -> list[str]:
         """Queue a move as m7. A large one whose keys need not stop together becomes m7.1, m7.2, ..."""
-        whole = f"m{self.next_id}"
-        self.next_id += 1
-        step.put(("next_id",), self.next_id)
+        whole = f"m{self._number(step)}"
         parts = [wanted.keys]
         if STRATEGIES[wanted.strategy].splits:
             parts = split_move(wanted.keys, self.settings.flip_keys_max, self._keys_per_slot(wanted))
@@ -285,6 +291,7 @@ class Controller:
             if any(self._overlap(tracked.wanted, other.wanted) for other in busy):
                 continue
             tracked.state = MoveState.ASKED.value
+            self._end_retirement(step, tracked.wanted.destination)
             self._save(step, tracked)
             busy.append(tracked)
             self._ask(step, tracked)
@@ -369,20 +376,41 @@ class Controller:
                 continue
             running = {i for i in self.running if operator_of(i) == request.operator}
             for instance in sorted((running | {*request.emptied}).difference(request.instances)):
-                self.retiring.add(instance)
-                step.put(("retiring", instance), True)
+                self._retire(step, instance)
             del self.scales[request.operator]
             step.delete(("scale", request.operator))
-        for instance in sorted(self.retiring):
-            step.send(site_of(instance), m.Retirement(instance))
+        for instance, number in sorted(self.retiring.items()):
+            step.send(site_of(instance), m.Retirement(instance, number))
+
+    # -- retirement --------------------------------------------------------------------------
+
+    def _retire(self, step: Step, instance: str) -> None:
+        """Begin a retirement, unless a move may still bring keys to the instance."""
+        if not any(tracked.wanted.destination == instance for tracked in self.active):
+            self.retiring[instance] = self._number(step)
+            step.put(("retiring", instance), self.retiring[instance])
+
+    def _end_retirement(self, step: Step, instance: str) -> None:
+        """The instance is wanted: no answer to its retirement, however late, ends it from now on.
+
+        Its router may have let it go already; then it attaches as a new instance.
+        """
+        if self.retiring.pop(instance, None) is not None:
+            step.delete(("retiring", instance))
 
     def _on_retirement_reply(self, step: Step, reply: m.RetirementReply) -> None:
         """Retire an instance that its router lets go. An instance that owns keys again stays."""
-        if reply.instance in self.retiring:
-            self.retiring.discard(reply.instance)
-            step.delete(("retiring", reply.instance))
+        if self.answers_retirement(reply):
+            self._end_retirement(step, reply.instance)
             if reply.accepted:
                 step.effects.append(Retire(reply.instance))
+
+    def answers_retirement(self, reply: m.RetirementReply) -> bool:
+        """Rule: since the retirement that the router answers, no request has named the instance.
+
+        An earlier answer may be late: the instance may own keys by now.
+        """
+        return self.retiring.get(reply.instance) == reply.retirement
 
 
 def _turn(move: str) -> list[int]:

@@ -17,6 +17,7 @@ class Retirement(Message, frozen=True):
     """The controller asks a router to let an instance go for good."""
 
     instance: str
+    number: int = 0  # of this retirement; 0: no answer is awaited
 
 
 class RetirementReply(Message, frozen=True):
@@ -24,6 +25,7 @@ class RetirementReply(Message, frozen=True):
 
     instance: str
     accepted: bool
+    retirement: int = 0  # the number of the retirement that this answers
 
 
 class MoveRequest(Message, frozen=True):

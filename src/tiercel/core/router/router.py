@@ -282,7 +282,7 @@ class Router:
                 if cursor is not None and not cursor.is_fenced(message.incarnation):
                     self.moves.on_message(step, message.instance, message.message)
             case m.Retirement():
-                self.sessions.retire(step, sender, message.instance)
+                self.sessions.retire(step, sender, message)
                 self.intake.release(step)  # it may be the reader that lagged
             case _:
                 self.moves.on_message(step, sender, message)

@@ -99,8 +99,9 @@ class Sessions:
         self._takeover_covered(step, inbox, message.instance, message.applied)
         inbox.trim(step)
 
-    def retire(self, step: Step, sender: str, instance: str) -> None:
+    def retire(self, step: Step, sender: str, message: m.Retirement) -> None:
         """Retire an instance that owns nothing: the log no longer waits for it and sends it nothing."""
+        instance = message.instance
         inbox = self.state.inboxes[operator_of(instance)]
         needed = self._is_needed(inbox, instance)
         if not needed:
@@ -108,7 +109,7 @@ class Sessions:
             inbox.attaching.pop(instance, None)
             self._forget_reader(step, inbox, instance)
             self._moves.retired(step, instance)
-        step.send_durable(sender, m.RetirementReply(instance, not needed))
+        step.send_durable(sender, m.RetirementReply(instance, not needed, message.number))
 
     def disconnected(self, step: Step, peer: str) -> None:
         for inbox in self.state.inboxes.values():

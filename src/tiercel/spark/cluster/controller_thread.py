@@ -47,7 +47,7 @@ TABLES: Final[dict[str, Any]] = {
     "move": TrackedMove,
     "scale": ScaleRequest,
     "next_id": int,
-    "retiring": bool,
+    "retiring": int,
     "recovery": RecoveryRequest,
 }
 
