@@ -556,8 +556,33 @@ def architecture_page() -> str:
     return DIAGRAMS.sub(lambda found: f"{found[1]}\n{state_diagrams()}\n{found[2]}", text)
 
 
+def packages_page() -> str:
+    """Every package, with the first line of its docstring."""
+    source = HERE.parent / "src" / "tiercel"
+    rows = []
+    for path in sorted(source.rglob("__init__.py"), key=lambda path: path.parent.parts):
+        place = path.parent.relative_to(source).as_posix()
+        if place != ".":
+            summary = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
+            rows.append((f"`{place}`", summary))
+    return "\n".join(
+        [
+            "# Map of the source",
+            "",
+            NOTE,
+            "",
+            "Each package's `__init__` continues: what lives there, and who may call it. `pyproject.toml` has the import",
+            "contracts.",
+            "",
+            *table(("package in `src/tiercel`", "holds"), rows),
+            "",
+        ]
+    )
+
+
 PAGES = {
     "../ARCHITECTURE.md": architecture_page,
+    "packages.md": packages_page,
     "messages.md": messages_page,
     "rules.md": rules_page,
     "settings.md": settings_page,
