@@ -92,7 +92,13 @@ def words(line: str) -> str:
     return re.sub(r"[\s_-]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", line)).lower()
 
 
+ROADS = ("src/tiercel/apps/", "docs/apps.md")  # a road has lanes
 OLD = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in OLD_WORDS))
+
+
+def on_roads(path: Path, text: str) -> str:
+    """The text without lanes, where they are those of a road."""
+    return re.sub(r"\blanes?\b", "", text) if name_of(path).startswith(ROADS) else text
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
@@ -101,7 +107,7 @@ def test_no_old_word_is_left(path: Path) -> None:
     found = [
         f"{name_of(path)}:{number}: {match[0].strip()!r} in: {line.strip()}"
         for number, line in enumerate(lines, 1)
-        if (match := OLD.search(words(line)))
+        if (match := OLD.search(on_roads(path, words(line))))
     ]
     assert not found, "\n".join(found)
 
@@ -123,7 +129,8 @@ def defined_names(tree: ast.Module) -> set[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_no_name_is_made_of_an_old_word(path: Path) -> None:
-    assert [name for name in sorted(defined_names(parsed(path))) if OLD_NAMES.search(words(name))] == []
+    names = sorted(defined_names(parsed(path)))
+    assert [name for name in names if OLD_NAMES.search(on_roads(path, words(name)))] == []
 
 
 def test_no_file_of_tests_or_source_has_an_old_word_in_its_name() -> None:

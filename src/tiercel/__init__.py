@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tiercel.spark.api.drop_in import deployments, stop_all, transform_with_state
     from tiercel.spark.api.export_import import export_state
     from tiercel.spark.api.moves import MoveReport, MoveUndone
+    from tiercel.spark.api.streams import LiveStream
     from tiercel.spark.cluster.session import open_session as session
     from tiercel.spark.operators.folds import Fold
     from tiercel.spark.sources.stream_source import register
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Fold": ("tiercel.spark.operators.folds", "Fold"),
     "Live": ("tiercel.spark.api.deployment", "Live"),
+    "LiveStream": ("tiercel.spark.api.streams", "LiveStream"),
     "MoveReport": ("tiercel.spark.api.moves", "MoveReport"),
     "MoveUndone": ("tiercel.spark.api.moves", "MoveUndone"),
     "Producer": ("tiercel.spark.api.clients", "RowProducer"),
@@ -49,6 +51,7 @@ _HOMES = {
 __all__ = [
     "Fold",
     "Live",
+    "LiveStream",
     "MoveReport",
     "MoveUndone",
     "Producer",

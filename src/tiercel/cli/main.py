@@ -1,7 +1,7 @@
-"""The command line: `tiercel sim`, `tiercel demo`, `tiercel bench`, `tiercel chaos`, `tiercel state`.
+"""The command line: `tiercel sim`, `demo`, `app`, `bench`, `chaos`, `state`.
 
 Responsible for: the commands, and turning a UserError into a message and exit code 2.
-Not responsible for: what the commands do (sim.py, demo.py, bench.py, chaos.py, state.py).
+Not responsible for: what the commands do (sim.py, demo.py, app.py, bench.py, chaos.py, state.py).
 
 Exit codes: 0 success; 1 a promise was broken; 2 the command could not run as requested.
 """
@@ -12,6 +12,7 @@ import sys
 
 import typer
 
+from tiercel.cli.app import app as applications
 from tiercel.cli.bench import bench
 from tiercel.cli.chaos import chaos
 from tiercel.cli.demo import demo
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command(short_help="Show a live move on Spark in one minute; --simulated: without Spark.")(demo)
 app.command(short_help="Simulate deployments with faults, and check every promise.")(sim)
 app.command(short_help="Inject faults into a deployment on Spark, and check every row.")(chaos)
+app.add_typer(applications, short_help="Run an application of a paper, and check every row.")
 app.add_typer(bench, short_help="Measure a deployment on this machine.")
 app.add_typer(state, short_help="Inspect, back up, restore, split and merge stored state.")
 

@@ -1,0 +1,153 @@
+"""The load of an application: sends its events when they are due, and receives its outputs.
+
+Responsible for: open-loop sending, the arrival of each output row, latencies.
+Not responsible for: which events (the application's generator), figures of phases (figures.py).
+
+Event n is due n / rate seconds after the start. Latency counts from there, also if the sender is late.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from time import monotonic_ns
+from typing import Any
+
+from tiercel import LiveStream, Producer, Subscriber
+from tiercel.apps.app import Event, Output, Values
+
+TICK_S = 0.005
+POLL_S = 0.1
+CHUNK = 2_000  # events that are sent at once, at most
+FLUSH_S_MAX = 120.0
+RECENT = 2_000  # latencies that are shown while the load runs
+FINDINGS = 8
+
+
+class Sender(threading.Thread):
+    """Sends events; with a rate of 0 as fast as acknowledgements allow."""
+
+    def __init__(self, streams: Mapping[str, LiveStream], events: Sequence[Event], rate: int) -> None:
+        super().__init__(name="app-sender", daemon=True)
+        self.producers: dict[str, Producer] = {n: s.producer(f"app-{n}") for n, s in streams.items()}
+        self.events = list(events)
+        self.moments = [moment for moment, _, _ in events]
+        self.rate = rate
+        self.start_ns = 0
+        self.sent = 0
+        self.due_ns = array("q")  # of events that were sent; filled in when all were
+        self.failure: BaseException | None = None
+
+    def due_of(self, n: int) -> int:
+        """When event n was due; without a rate, when it was sent."""
+        if n < len(self.due_ns):
+            return self.due_ns[n]
+        return self.start_ns + n * 1_000_000_000 // self.rate if self.rate else monotonic_ns()
+
+    def run(self) -> None:
+        try:
+            self._send_all()
+            for producer in self.producers.values():
+                producer.flush(FLUSH_S_MAX)
+        except BaseException as failure:
+            self.failure = failure
+
+    def _send_all(self) -> None:
+        self.start_ns = monotonic_ns()
+        total = len(self.events)
+        while self.sent < total:
+            if self.rate:
+                due = min(total, (monotonic_ns() - self.start_ns) * self.rate // 1_000_000_000 + 1)
+                if due <= self.sent:
+                    time.sleep(TICK_S)
+                    continue
+                self._send(self.events[self.sent : min(due, self.sent + CHUNK)])
+            else:
+                now = monotonic_ns()
+                part = self.events[self.sent : self.sent + CHUNK]
+                self.due_ns.extend([now] * len(part))
+                self._send(part)
+        if self.rate:
+            self.due_ns = array("q", [self.due_of(n) for n in range(total)])
+
+    def _send(self, events: Sequence[Event]) -> None:
+        for stream, part in groupby(events, key=itemgetter(1)):
+            self.producers[stream].send_many([row for _, _, row in part])
+        self.sent += len(events)
+
+    def finish(self, last: Sequence[Event]) -> None:
+        """Send the last events at once, when the thread has ended."""
+        for event in last:
+            self.events.append(event)
+            self.moments.append(event[0])
+            self.due_ns.append(monotonic_ns())
+            self.producers[event[1]].send(event[2])
+        self.sent += len(last)
+        for producer in self.producers.values():
+            producer.flush(FLUSH_S_MAX)
+
+    def end(self) -> None:
+        """Wait for the thread, and raise its failure."""
+        self.join()
+        if self.failure is not None:
+            raise self.failure
+
+
+class Receiver(threading.Thread):
+    """Receives one output stream until it is told to end."""
+
+    def __init__(self, subscriber: Subscriber, output: Output, sender: Sender) -> None:
+        super().__init__(name="app-receiver", daemon=True)
+        self._subscriber, self._output, self._sender = subscriber, output, sender
+        self.rows: list[Values] = []
+        self.arrived_ns = array("q")
+        self.causes = array("q")  # number of the event that the row waited for; -1: unknown
+        self.recent: deque[float] = deque(maxlen=RECENT)  # latencies in ms
+        self.findings: deque[str] = deque(maxlen=FINDINGS)
+        self.found = 0
+        self.ending = threading.Event()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.ending.is_set():
+                rows = self._subscriber.poll_values(POLL_S)
+                if rows:
+                    self._take(rows, monotonic_ns())
+        except BaseException as failure:
+            self.failure = failure
+
+    def _take(self, rows: Sequence[Values], now: int) -> None:
+        moments, cause, finding = self._sender.moments, self._output.cause, self._output.finding
+        total, due_of = len(moments), self._sender.due_of
+        for values in rows:
+            n = bisect_left(moments, cause(values)) if cause is not None else total
+            if n < total:
+                self.causes.append(n)
+                self.recent.append((now - due_of(n)) / 1e6)
+            else:
+                self.causes.append(-1)
+            if finding is not None and (text := finding(values)):
+                self.found += 1
+                self.findings.append(text)
+        self.arrived_ns.extend([now] * len(rows))
+        self.rows += rows
+
+    def end(self) -> None:
+        """End the thread, and raise its failure."""
+        self.ending.set()
+        self.join()
+        if self.failure is not None:
+            raise self.failure
+
+
+def rows_of(events: Sequence[Event], stream: str) -> list[tuple[Any, ...]]:
+    """The rows that were sent to one stream, each with its number at the end."""
+    rows = [row for _, name, row in events if name == stream]
+    return [(*row, n) for n, row in enumerate(rows)]

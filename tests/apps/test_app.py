@@ -1,0 +1,76 @@
+"""Promises of every application: named options, and a generator that is a function of its seed."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+import tiercel
+from tiercel.apps.app import described_options, parse_options
+from tiercel.apps.catalogue import APPS, find_app
+from tiercel.apps.run import Run
+
+NAMES = sorted(APPS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_events_and_another_seed_gives_others(name: str) -> None:
+    app = find_app(name)
+    options = parse_options(app, {})
+    first, again, other = (list(islice(app.generate(options, seed, 1_000), 500)) for seed in (7, 7, 8))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_moments_of_events_never_fall(name: str) -> None:
+    app = find_app(name)
+    options = parse_options(app, {})
+    events = list(islice(app.generate(options, 3, 1_000), 2_000))
+    moments = [moment for moment, _, _ in [*events, *app.last_events(options, events[-1][0])]]
+    assert moments == sorted(moments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_has_a_default_that_is_allowed(name: str) -> None:
+    app = find_app(name)
+    given = {option: text.partition(" (")[0] for option, text in described_options(app).items()}
+    assert parse_options(app, given) == parse_options(app, {})
+
+
+def test_an_unknown_application_is_named_with_those_that_exist() -> None:
+    with pytest.raises(
+        tiercel.UserError, match=r"unknown application 'paint'\nexpected: one of: .*wordcount"
+    ):
+        find_app("paint")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"keys": "0"}, r"keycount: keys = '0'\nexpected: int >= 1"),
+        ({"keys": "many"}, r"keycount: keys = 'many'\nexpected: int"),
+        ({"skew": "steep"}, r"keycount: skew = 'steep'\nexpected: "),
+        ({"cars": "3"}, r"keycount: unknown option 'cars'\nexpected: one of: exponent, keys, skew"),
+    ],
+)
+def test_a_bad_option_is_named_with_what_is_allowed(given: dict[str, str], message: str) -> None:
+    with pytest.raises(tiercel.UserError, match=message):
+        parse_options(find_app("keycount"), given)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"rate": 0}, r"rate = 0\nexpected: a number from 1 to 200,000"),
+        ({"rate": 10**9}, r"rate = 1e\+09\nexpected: a number from 1 to 200,000"),
+        ({"seconds": 0}, r"seconds = 0\nexpected"),
+        ({"rate": 200_000, "seconds": 3_000}, r"rate times seconds = .*\nexpected: .*20,000,000"),
+        ({"during": ["explode"]}, r"unknown change 'explode'\nexpected: some of: none, move, scale, kill"),
+    ],
+)
+def test_a_run_that_cannot_work_is_refused_before_anything_starts(
+    bad: dict[str, object], message: str
+) -> None:
+    with pytest.raises(tiercel.UserError, match=message):
+        Run(find_app("keycount"), **bad).check()  # type: ignore[arg-type]

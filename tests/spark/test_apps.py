@@ -1,0 +1,57 @@
+"""Applications on Spark: a small run of each equals its oracle, and a comparison notices every fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tiercel.apps.app import POSITION, Output
+from tiercel.apps.catalogue import find_app
+from tiercel.apps.run import Run, run
+from tiercel.apps.verdict import compare
+
+SMALL: dict[str, tuple[dict[str, Any], int, list[str]]] = {  # options, rate, changes
+    "keycount": ({"keys": 40, "skew": "zipf"}, 400, ["move"]),
+    "wordcount": ({"words": 60, "window_s": 1}, 100, ["kill"]),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_output_row_of_an_application_is_what_its_oracle_expects(
+    name: str, spark: SparkSession
+) -> None:
+    options, rate, during = SMALL[name]
+    found = run(Run(find_app(name), options, seed=5, rate=rate, seconds=3, during=during), spark=spark)
+    assert found.good, found.outputs
+    assert [change.kind for change in found.changes] == during
+    assert sum(one.expected for one in found.outputs.values()) > 100
+
+
+ROWS = [("a", 1, 0.5), ("a", 2, 1.0), ("b", 1, 3.0)]
+SCHEMA = "key string, n int, mean double"
+
+
+@pytest.mark.parametrize(
+    ("rows", "faults"),
+    [
+        (ROWS, {}),
+        ([("a", 1, 0.5 + 1e-12), *ROWS[1:]], {}),
+        (ROWS[1:], {"lost": 1}),
+        ([*ROWS, ROWS[2]], {"doubled": 1}),
+        ([*ROWS, ("c", 1, 0.0)], {"invented": 1}),
+        ([*ROWS[:2], ("b", 1, 3.1)], {"wrong": 1}),
+        ([*ROWS[:2], ("b", 1, None)], {"wrong": 1}),
+        ([ROWS[1], ROWS[0], ROWS[2]], {"reordered": 1}),
+    ],
+    ids=["none", "rounding", "lost", "doubled", "invented", "wrong", "null", "reordered"],
+)
+def test_a_comparison_notices_every_fault(
+    spark: SparkSession, rows: list[tuple[Any, ...]], faults: dict[str, int]
+) -> None:
+    found = spark.createDataFrame([(*row, n) for n, row in enumerate(rows)], f"{SCHEMA}, {POSITION} long")
+    judged = compare(spark.createDataFrame(ROWS, SCHEMA), found, Output(("key", "n"), order="n"), ("key",))
+    names = ("lost", "doubled", "invented", "wrong", "reordered")
+    assert {name: getattr(judged, name) for name in names if getattr(judged, name)} == faults
+    assert (judged.expected, judged.found) == (3, len(rows))
