@@ -62,11 +62,14 @@ def test_a_bad_option_is_named_with_what_is_allowed(given: dict[str, str], messa
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"rate": 0}, r"rate = 0\nexpected: a number from 1 to 200,000"),
-        ({"rate": 10**9}, r"rate = 1e\+09\nexpected: a number from 1 to 200,000"),
+        ({"rate": -1}, r"rate = -1\nexpected: a number from 0 to 200,000"),
+        ({"rate": 10**9}, r"rate = 1e\+09\nexpected: a number from 0 to 200,000"),
         ({"seconds": 0}, r"seconds = 0\nexpected"),
         ({"rate": 200_000, "seconds": 3_000}, r"rate times seconds = .*\nexpected: .*20,000,000"),
-        ({"during": ["explode"]}, r"unknown change 'explode'\nexpected: some of: none, move, scale, kill"),
+        (
+            {"during": ["explode"]},
+            r"unknown change 'explode'\nexpected: some of: none, move, half, scale, kill",
+        ),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_before_anything_starts(

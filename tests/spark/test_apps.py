@@ -14,6 +14,7 @@ from tiercel.apps.verdict import compare
 
 SMALL: dict[str, tuple[dict[str, Any], int, list[str]]] = {  # options, rate, changes
     "keycount": ({"keys": 40, "skew": "zipf"}, 400, ["move"]),
+    "traffic": ({"cars": 50, "segments": 5, "state_bytes": 100}, 300, ["segment", "scale"]),
     "wordcount": ({"words": 60, "window_s": 1}, 100, ["kill"]),
 }
 

@@ -26,6 +26,7 @@ POSITION = "_position"  # column of the oracle's inputs: the number of the row i
 Values = Sequence[Any]  # of one row, in the order of the columns
 Event = tuple[int, str, tuple[Any, ...]]  # moment, input stream, row
 Findings = Callable[[Values], str]
+KeySet = Callable[[Any, Sequence[Event]], list[Any]]  # of the options and the events that were sent
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +41,7 @@ class Output:
     cause: Callable[[Values], int] | None = None  # moment of the event that a row waited for
     order: str = ""  # a column that never falls within a key, if rows of a key come in order
     finding: Findings | None = None  # what a row tells a person; empty: nothing
+    key: str = ""  # a column that is the key of the operator that is changed, if there is one
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class App(ABC, Generic[O]):
     about: ClassVar[str]  # one line for lists
     options: type[O]
     outputs: ClassVar[Mapping[str, Output]]
+    key_sets: ClassVar[Mapping[str, KeySet]] = {}  # sets of keys that can move together, besides slots
+
+    def first_events(self, options: O, seed: int) -> Iterator[Event]:
+        """Events that are sent as fast as possible before the load begins: they fill the state."""
+        return iter(())
 
     @abstractmethod
     def generate(self, options: O, seed: int, rate: int) -> Iterator[Event]:

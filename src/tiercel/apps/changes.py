@@ -1,6 +1,6 @@
 """What happens to an application while it runs: a live move, a scale-out, a `kill -9`.
 
-Responsible for: carrying out one change, and when it began and ended.
+Responsible for: carrying out one change; when it began and ended; which keys it was about.
 Not responsible for: when (run.py), what it does to latency (figures.py).
 """
 
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from time import monotonic_ns
+from typing import Any
 
 import msgspec
 
 from tiercel import Live, UserError
-from tiercel.apps.app import SITE
+from tiercel.apps.app import SITE, App, Event
 from tiercel.chaos.processes import check_ours, kill
 
 CHANGE_S_MAX = 180.0
 SLOTS = 4096  # of an operator that does not say otherwise
 MOVED_SHARE = 2  # a move takes every second slot of an instance
+KINDS = ("none", "move", "half", "scale", "kill")
+STILL_S = 1.0
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -29,63 +33,95 @@ class Change(msgspec.Struct, frozen=True):
     begin_ns: int
     end_ns: int
     about: str
+    bytes_moved: int = 0
+    keys: int | None = None  # that it was about, among those that had output rows; None: not asked
 
     @property
     def seconds(self) -> float:
         return (self.end_ns - self.begin_ns) / 1e9
 
 
-def move_half(live: Live, operator: str) -> str:
-    """Half of what the first instance owns moves live to the second one."""
-    source, destination = f"{operator}@{SITE}#1", f"{operator}@{SITE}#2"
-    slots = range(0, SLOTS, MOVED_SHARE)
-    moving = live.move(operator, slots=slots, source=source, to=destination, retries=3)
-    return "; ".join(map(str, moving.wait(CHANGE_S_MAX)))
+@dataclass(frozen=True)
+class Scene:
+    """What a change needs to know about the run."""
+
+    live: Live
+    app: App[Any]
+    options: Any
+    operator: str
+    sent: Callable[[], Sequence[Event]]
+
+    @property
+    def first(self) -> str:
+        return f"{self.operator}@{SITE}#1"
+
+    @property
+    def second(self) -> str:
+        return f"{self.operator}@{SITE}#2"
+
+    def perform(self, kind: str) -> Change:
+        """Carry out one change; returns when it has ended."""
+        match kind:
+            case "none":
+                begin_ns = monotonic_ns()
+                time.sleep(STILL_S)
+                return Change(kind, begin_ns, monotonic_ns(), "no change")
+            case "move":
+                return self._move(kind, slots=range(0, SLOTS, MOVED_SHARE), source=self.first)
+            case "half":
+                return self._move(kind, source=self.first)
+            case "scale":
+                return self._scale_out()
+            case "kill":
+                return self._kill()
+            case _:
+                return self._move(kind, keys=self.app.key_sets[kind](self.options, self.sent()))
+
+    def _move(self, kind: str, **what: Any) -> Change:
+        begin_ns = monotonic_ns()
+        moving = self.live.move(self.operator, to=self.second, retries=3, **what)
+        reports = moving.wait(CHANGE_S_MAX)
+        last_ms = max((report.duration_ms for report in reports), default=0.0)
+        end_ns = max(begin_ns + 1, int(moving.requested_s * 1e9 + last_ms * 1e6))
+        about = "; ".join(map(str, reports)) or "nothing to move: all keys are there"
+        return Change(kind, begin_ns, end_ns, about, sum(report.bytes_moved for report in reports))
+
+    def _scale_out(self) -> Change:
+        before = sum(
+            p.kind == "instance" and p.name.startswith(f"{self.operator}@")
+            for p in self.live.status().processes
+        )
+        begin_ns = monotonic_ns()
+        self.live.scale(self.operator, {SITE: before + 1}).wait()
+        return Change(
+            "scale", begin_ns, monotonic_ns(), f"{self.operator}: {before} to {before + 1} instances"
+        )
+
+    def _kill(self) -> Change:
+        """SIGKILL for the first instance; ends when its next incarnation is attached."""
+        name = self.first
+        killed = next(p for p in self.live.status().processes if p.name == name)
+        begin_ns = monotonic_ns()
+        kill(check_ours(killed.pid, [os.getpid()]))
+        give_up = time.monotonic() + CHANGE_S_MAX
+        while time.monotonic() < give_up:
+            found = next((p for p in self.live.status().processes if p.name == name), None)
+            if found is not None and found.incarnation > killed.incarnation and found.state == "running":
+                about = f"{name}: process {killed.pid} killed, incarnation {found.incarnation} runs"
+                return Change("kill", begin_ns, monotonic_ns(), about)
+            time.sleep(0.02)
+        raise UserError(f"{name} did not start again within {CHANGE_S_MAX:g} s after its process was killed")
+
+    def affected(self, kind: str, keys: Iterable[Any], before: dict[Any, str]) -> list[Any]:
+        """Keys that have another owner now, or whose owner was killed."""
+        if kind == "kill":
+            return [key for key, owner in before.items() if owner == self.first]
+        after = self.live.owners(self.operator, keys)
+        return [key for key, owner in after.items() if before.get(key) != owner]
 
 
-def scale_out(live: Live, operator: str) -> str:
-    """One instance more."""
-    before = sum(p.kind == "instance" and p.name.startswith(f"{operator}@") for p in live.status().processes)
-    live.scale(operator, {SITE: before + 1}).wait()
-    return f"{operator}: {before} to {before + 1} instances"
-
-
-def kill_instance(live: Live, operator: str) -> str:
-    """SIGKILL for the first instance; returns when its successor is attached."""
-    name = f"{operator}@{SITE}#1"
-    killed = next(p for p in live.status().processes if p.name == name)
-    kill(check_ours(killed.pid, [os.getpid()]))
-    give_up = time.monotonic() + CHANGE_S_MAX
-    while time.monotonic() < give_up:
-        found = next((p for p in live.status().processes if p.name == name), None)
-        if found is not None and found.incarnation > killed.incarnation and found.state == "running":
-            return f"{name}: process {killed.pid} killed, incarnation {found.incarnation} runs"
-        time.sleep(0.05)
-    raise UserError(f"{name} did not start again within {CHANGE_S_MAX:g} s after its process was killed")
-
-
-def let_be(live: Live, operator: str) -> str:
-    """Nothing, for a second: what the figures are without a change."""
-    time.sleep(1.0)
-    return "no change"
-
-
-CHANGES: dict[str, Callable[[Live, str], str]] = {
-    "none": let_be,
-    "move": move_half,
-    "scale": scale_out,
-    "kill": kill_instance,
-}
-
-
-def perform(live: Live, operator: str, kind: str) -> Change:
-    begin_ns = monotonic_ns()
-    about = CHANGES[kind](live, operator)
-    return Change(kind, begin_ns, monotonic_ns(), about)
-
-
-def check_changes(kinds: list[str]) -> list[str]:
+def check_changes(app: App[Any], kinds: Sequence[str]) -> None:
+    allowed = (*KINDS, *app.key_sets)
     for kind in kinds:
-        if kind not in CHANGES:
-            raise UserError(f"unknown change {kind!r}", expected=f"some of: {', '.join(CHANGES)}")
-    return kinds
+        if kind not in allowed:
+            raise UserError(f"{app.name}: unknown change {kind!r}", expected=f"some of: {', '.join(allowed)}")

@@ -36,10 +36,11 @@ class Phase(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Arrivals:
-    """One number per output row: when its event was due, when it arrived."""
+    """One number per output row: when its event was due, when it arrived, the code of its key."""
 
     due_ns: Numbers
     arrived_ns: Numbers
+    key: Numbers
 
     def between(self, name: str, change: str, begin_ns: int, end_ns: int) -> Phase:
         due = (begin_ns <= self.due_ns) & (self.due_ns < end_ns)

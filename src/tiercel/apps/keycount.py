@@ -45,7 +45,9 @@ class KeyCount(App[KeyCountOptions]):
     name = "keycount"
     about = "count per key, uniform or zipf (Megaphone, Meces)"
     options = KeyCountOptions
-    outputs: ClassVar[Mapping[str, Output]] = {"counts": Output(("key", "count"), _cause, order="count")}
+    outputs: ClassVar[Mapping[str, Output]] = {
+        "counts": Output(("key", "count"), _cause, order="count", key="key")
+    }
 
     def generate(self, options: KeyCountOptions, seed: int, rate: int) -> Iterator[Event]:
         draw = random.Random(seed)

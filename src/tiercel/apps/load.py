@@ -31,50 +31,74 @@ FINDINGS = 8
 
 
 class Sender(threading.Thread):
-    """Sends events; with a rate of 0 as fast as acknowledgements allow."""
+    """Sends events: first ones as fast as acknowledgements allow, then others at a rate, then last ones.
 
-    def __init__(self, streams: Mapping[str, LiveStream], events: Sequence[Event], rate: int) -> None:
+    With a rate of 0 the others go as fast as acknowledgements allow, for some seconds.
+    """
+
+    def __init__(
+        self,
+        streams: Mapping[str, LiveStream],
+        first: Sequence[Event],
+        events: Sequence[Event],
+        rate: int,
+        seconds: float,
+    ) -> None:
         super().__init__(name="app-sender", daemon=True)
         self.producers: dict[str, Producer] = {n: s.producer(f"app-{n}") for n, s in streams.items()}
-        self.events = list(events)
-        self.moments = [moment for moment, _, _ in events]
-        self.rate = rate
+        self._first = len(first)
+        self.events = [*first, *events]
+        self.moments = [moment for moment, _, _ in self.events]
+        self.rate, self._seconds = rate, seconds
         self.start_ns = 0
         self.sent = 0
-        self.due_ns = array("q")  # of events that were sent; filled in when all were
+        self.due_ns = array("q")  # of events that were sent without a rate
         self.failure: BaseException | None = None
 
     def due_of(self, n: int) -> int:
         """When event n was due; without a rate, when it was sent."""
         if n < len(self.due_ns):
             return self.due_ns[n]
-        return self.start_ns + n * 1_000_000_000 // self.rate if self.rate else monotonic_ns()
+        return self.start_ns + (n - self._first) * 1_000_000_000 // self.rate
+
+    def fill(self) -> None:
+        """Send the first events; returns when they are acknowledged."""
+        self._send_fast(self._first, float("inf"))
+        self._flush()
+
+    def _flush(self) -> None:
+        for producer in self.producers.values():
+            producer.flush(FLUSH_S_MAX)
 
     def run(self) -> None:
         try:
-            self._send_all()
-            for producer in self.producers.values():
-                producer.flush(FLUSH_S_MAX)
+            self.start_ns = monotonic_ns()
+            if self.rate:
+                self._send_at_rate()
+            else:
+                self._send_fast(len(self.events), time.monotonic() + self._seconds)
+                del self.events[self.sent :], self.moments[self.sent :]
+            self._flush()
         except BaseException as failure:
             self.failure = failure
 
-    def _send_all(self) -> None:
-        self.start_ns = monotonic_ns()
+    def _send_fast(self, until: int, give_up: float) -> None:
+        while self.sent < until and time.monotonic() < give_up:
+            part = self.events[self.sent : min(until, self.sent + CHUNK)]
+            now = monotonic_ns()
+            self.due_ns.extend([now] * len(part))
+            self._send(part)
+
+    def _send_at_rate(self) -> None:
         total = len(self.events)
         while self.sent < total:
-            if self.rate:
-                due = min(total, (monotonic_ns() - self.start_ns) * self.rate // 1_000_000_000 + 1)
-                if due <= self.sent:
-                    time.sleep(TICK_S)
-                    continue
-                self._send(self.events[self.sent : min(due, self.sent + CHUNK)])
+            passed = (monotonic_ns() - self.start_ns) * self.rate // 1_000_000_000 + 1
+            due = min(total, self._first + passed)
+            if due <= self.sent:
+                time.sleep(TICK_S)
             else:
-                now = monotonic_ns()
-                part = self.events[self.sent : self.sent + CHUNK]
-                self.due_ns.extend([now] * len(part))
-                self._send(part)
-        if self.rate:
-            self.due_ns = array("q", [self.due_of(n) for n in range(total)])
+                self._send(self.events[self.sent : min(due, self.sent + CHUNK)])
+        self.due_ns = array("q", [self.due_of(n) for n in range(total)])
 
     def _send(self, events: Sequence[Event]) -> None:
         for stream, part in groupby(events, key=itemgetter(1)):
@@ -89,8 +113,7 @@ class Sender(threading.Thread):
             self.due_ns.append(monotonic_ns())
             self.producers[event[1]].send(event[2])
         self.sent += len(last)
-        for producer in self.producers.values():
-            producer.flush(FLUSH_S_MAX)
+        self._flush()
 
     def end(self) -> None:
         """Wait for the thread, and raise its failure."""

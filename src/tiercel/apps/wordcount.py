@@ -55,7 +55,9 @@ class WordCount(App[WordCountOptions]):
     name = "wordcount"
     about = "windowed word count of two operators (SEEP)"
     options = WordCountOptions
-    outputs: ClassVar[Mapping[str, Output]] = {"counts": Output(("word", "window"), _window_end_ms)}
+    outputs: ClassVar[Mapping[str, Output]] = {
+        "counts": Output(("word", "window"), _window_end_ms, key="word")
+    }
 
     def generate(self, options: WordCountOptions, seed: int, rate: int) -> Iterator[Event]:
         draw = random.Random(seed)

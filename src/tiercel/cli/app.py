@@ -65,10 +65,10 @@ def list_apps(as_json: AsJson = False) -> None:
 def run(
     name: Annotated[str, typer.Argument(help="The application: tiercel app list.")],
     seed: Annotated[int, typer.Option(help="Random seed of the generator.")] = 1,
-    rate: Annotated[int, typer.Option(help="Events a second.")] = 1_000,
+    rate: Annotated[int, typer.Option(help="Events a second; 0: as fast as possible.")] = 1_000,
     seconds: Annotated[float, typer.Option(help="Seconds of load.")] = 20.0,
     during: Annotated[
-        str, typer.Option(help="Changes while it runs, comma-separated: none, move, scale, kill.")
+        str, typer.Option(help="Changes while it runs, comma-separated: none, move, half, scale, kill.")
     ] = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Option of the application, as name=value; repeatable.")
@@ -78,8 +78,8 @@ def run(
     """Run an application on an embedded Spark session, and compare every output row with its oracle.
 
     The generator sends events at the rate. Changes come evenly inside the run: `move` moves half of the keys
-    of an instance live, `scale` adds an instance, `kill` ends an instance with SIGKILL. At the end a Spark
-    batch job computes the expected rows from all events.
+    of an instance live, `half` all of them, `scale` adds an instance, `kill` ends an instance with SIGKILL.
+    At the end a Spark batch job computes the expected rows from all events.
 
     Exit code 1: a row was lost, doubled, invented, wrong or out of order.
 
