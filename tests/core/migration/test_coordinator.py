@@ -61,3 +61,21 @@ def test_a_repeated_request_of_a_refused_move_moves_nothing() -> None:
     driver.move(ALL_OF_A, A, B, name="m2")  # the same request, late
     driver.advance_ms(5_000)
     assert [driver.owner_of(key_in(slot), at="a") for slot in (0, 1)] == [A, A], "the keys did not move"
+
+
+def test_a_retry_waits_for_the_notice_that_undoes_the_move_before_it() -> None:
+    """The notice is in the site outbox behind rows; the retry asks the other router directly, and is first."""
+    driver = SmallDeployment(topology(("b", "a"))).start()
+    driver.produce("a", (key_in(2), 0, 0))
+    driver.withholds = lambda sender, to, message: isinstance(message, m.Chunk)
+    driver.move(KEYS, A, B, name="m1")
+    driver.withholds = lambda sender, to, message: (
+        isinstance(message, m.SiteFrame) and (sender, to) == ("a", "b")
+    )
+    driver.restart(A)
+    assert driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "aborted"
+    driver.move(KEYS, A, B, name="m2")
+    assert driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "preparing", "not refused for good"
+    driver.release_withheld()
+    driver.advance_ms(5_000)
+    assert driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "done"

@@ -8,6 +8,7 @@ from machines_in_memory import REQUESTER, SmallDeployment, key_in
 from tiercel.core import messages as m
 from tiercel.core.machine.effects import LoadCheckpoint
 from tiercel.core.model.keys import KeySet
+from tiercel.core.settings import Settings
 
 A, B = "op@a#0", "op@b#0"
 
@@ -50,3 +51,22 @@ def test_a_destination_that_loads_during_an_abort_forgets_the_move_when_it_attac
     driver.send("b", m.MoveRequest("m3", "op", ALL_OF_A, B, A, "live", 10_000.0))
     driver.advance_ms(20_000)
     assert driver.messages("b", REQUESTER, m.MoveStatus)[-1].phase == "done"
+
+
+def test_a_live_move_goes_on_after_its_destination_withheld_as_many_outputs_as_it_may() -> None:
+    driver = SmallDeployment(settings=Settings(withheld_max=5)).start()
+    driver.produce("a", (key_in(0), 0, 0))
+    driver.withholds = lambda sender, to, message: (
+        isinstance(message, m.EmittedThrough) or isinstance(getattr(message, "message", None), m.Captured)
+    )
+    driver.move(ALL_OF_A, A, B)
+    driver.advance_ms(50)
+    for n in range(20):
+        driver.produce("a", (key_in(0), n, n))
+    receiver = driver.machines[B].receivers["m1"]
+    assert len(receiver.withheld) == 5
+    assert receiver.stalled
+    driver.release_withheld()
+    driver.advance_ms(3_000)
+    assert driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "done"
+    assert len(driver.outputs()) == 21

@@ -46,7 +46,7 @@ MATRICES = {
         outputs admitted        | .     | 6    | .    | .    | 6 10   | .    | .    | .    | .    | .
         CaptureFrom             | .     | .    | 4    | late | late   | late | late | late | late | .
         Captured                | .     | .    | late | 5    | late   | late | late | late | late | .
-        Digests                 | .     | .    | .    | .    | 5 6 10 | late | late | late | late | .
+        Digests                 | .     | .    | .    | .    | 5 6 10 | 6    | 7    | 8    | 9    | .
         Ready                   | .     | .    | .    | .    | 5 6 10 | late | late | late | late | .
         shadow complete         | .     | .    | .    | .    | 6 10   | .    | .    | .    | .    | .
         shadow full             | .     | .    | .    | 10   | 10     | .    | .    | .    | .    | .

@@ -127,6 +127,8 @@ def cells(wanted: Callable[[SourceRouterPhase, str], bool]) -> pytest.MarkDecora
 @cells(SOURCE_ROUTER.handles)
 def test_message_that_the_table_lists_leads_to_a_listed_phase(phase: SourceRouterPhase, event: str) -> None:
     play = reach(phase)
+    if event == "Digests" and phase in DECIDED:
+        play.outgoing.source_digests = None  # the flip did not wait for them
     before = play.seen()
     play.on(event)
     assert play.seen() != before
@@ -225,13 +227,41 @@ def test_different_digests_undo_the_move_and_name_the_key() -> None:
     assert repr(KEY) in play.outgoing.record.reason
 
 
-def test_a_move_flips_without_the_digests_of_a_source_that_does_not_answer() -> None:
+def test_a_silent_source_never_flips_uncompared() -> None:
+    """Its digests may be on their way. The move waits for them, and its deadline ends it."""
     play = reach(SourceRouterPhase.COMPARING)
     play.on("Ready")
-    play.driver.advance_ms(900)
+    play.driver.advance_ms(25_000)
     assert play.outgoing.phase is SourceRouterPhase.COMPARING
-    play.driver.advance_ms(600)
+    play.on("Digests")
     assert play.outgoing.phase is SourceRouterPhase.FLIPPED
+
+
+def overloaded(play: Play) -> None:
+    """The source works on entries before Compare for longer than the limit."""
+    if play.outgoing.vote is None:
+        play.on("Ready")
+    compare = play.outgoing.compare_offset
+    for n in range(8):
+        play.driver.advance_ms(190)
+        outputs = m.Outputs(A, 1, n + 10, compare - 1, compare - 1, [], [], -1, False)
+        play.driver.send("a", outputs, A)
+
+
+def test_an_overloaded_source_flips_before_its_digests_arrive() -> None:
+    play = reach(SourceRouterPhase.COMPARING)
+    overloaded(play)
+    assert play.outgoing.phase is SourceRouterPhase.FLIPPED
+
+
+def test_digests_that_arrive_after_the_flip_are_compared_and_a_difference_is_reported() -> None:
+    play = reach(SourceRouterPhase.COMPARING)
+    play.driver.send("a", m.Ready("m1", 1, {KEY: 2}), "b")
+    overloaded(play)
+    play.driver.send("a", m.FromInstance(A, 1, m.Digests("m1", {KEY: 1})), A)
+    assert play.outgoing.phase is SourceRouterPhase.FLIPPED
+    assert "not deterministic" in play.driver.messages("a", REQUESTER, m.MoveStatus)[-1].reason
+    assert repr(KEY) in play.outgoing.record.reason
 
 
 def test_a_source_silent_after_the_flip_is_cut_at_its_last_emitted_offset() -> None:

@@ -23,6 +23,7 @@ from tiercel.core.migration.parallel_recovery import succeed
 from tiercel.core.migration.phases import (
     DECIDED,
     DURABLE,
+    REVOCABLE,
     UNKNOWN_MOVE,
     Answer,
     DestinationRouterPhase,
@@ -174,6 +175,8 @@ class MoveCoordinator:
         try:
             if cursor is None or cursor.phase not in (DispatchPhase.LIVE, DispatchPhase.CATCHING_UP):
                 raise InvalidRequest(f"destination {prepare.destination!r} is not running")
+            if self.abort_is_on_its_way(prepare):
+                return
             self.check_unlocked(inbox, prepare.keys, prepare.move, prepare.strategy)
         except InvalidRequest as refusal:
             self.router.send_router(step, site_of(prepare.source), m.Refused(prepare.move, str(refusal)))
@@ -182,6 +185,22 @@ class MoveCoordinator:
         record = IncomingMoveRecord(prepare, DestinationRouterPhase.PREPARING.value, frozen_ms=frozen_ms)
         self.incoming_moves[prepare.move] = IncomingMove(self.router, self, inbox, record)
         step.send(prepare.destination, prepare)
+
+    def abort_is_on_its_way(self, prepare: m.Prepare) -> bool:
+        """Whether keys are locked by a move that the same source router has undone.
+
+        It never runs two moves of a key, so it has undone the earlier one, and AbortedNotice is in its outbox.
+        The source router asks again until then. A refusal would end the later move for nothing.
+        """
+        inbox, source_site = self.router.inboxes[prepare.operator], site_of(prepare.source)
+        return any(
+            other.inbox is inbox
+            and other.move != prepare.move
+            and other.from_site == source_site
+            and other.phase in REVOCABLE
+            and overlap(prepare.keys, other.keys, inbox.table.count)
+            for other in self.incoming_moves.values()
+        )
 
     # -- reports ---------------------------------------------------------------------------------
 
@@ -308,7 +327,7 @@ class MoveCoordinator:
     def outputs_admitted(self, step: Step, instance: str) -> None:
         for outgoing in list(self.outgoing_moves.values()) if self.outgoing_moves else ():
             if outgoing.source == instance:
-                outgoing.advance(step)
+                outgoing.source_advanced(step)
 
     def admit(self, step: Step, message: m.MoveOutputs) -> list[Output]:
         incoming = self.incoming_moves.get(message.move)

@@ -377,9 +377,10 @@ class StateReceiver:
         """Whether the source has stopped and all of its outputs have arrived."""
         return self.emit_from is not None
 
-    def on_emitted_through(self, offset: int) -> None:
-        """Drop withheld outputs: the source's own outputs up to here have arrived."""
+    def on_emitted_through(self, step: Step, offset: int) -> None:
+        """Drop withheld outputs: the source's own outputs up to here have arrived. Stalled rows go on."""
         self._drop_withheld(offset)
+        self._go_on(step)
 
     def on_emit_from(self, step: Step, offset: int) -> None:
         if self.emit_from is None:

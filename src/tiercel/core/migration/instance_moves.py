@@ -113,7 +113,8 @@ class InstanceMoves:
                 instance.flush(step)
                 instance.checkpoint_soon(step)
             case m.EmittedThrough():
-                receiver.on_emitted_through(message.offset)
+                receiver.on_emitted_through(step, message.offset)
+                instance.flush(step)
             case m.AbortNotice():
                 self._end(step, receiver)
             case _:

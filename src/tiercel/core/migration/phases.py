@@ -159,6 +159,7 @@ def _source_router() -> Role[SourceRouterPhase]:
             Row(cut, "outputs arrived", (emitting,)),
             Row(emitting, "DestinationCheckpointed", (emitting, done)),
             *(Row(phase, "StateComplete", (phase,)) for phase in DECIDED),
+            *(Row(phase, "Digests", (phase,)) for phase in DECIDED),  # the flip did not wait for them
             Row(done, "DestinationCheckpointed", (done,)),
             Row(done, "Forgotten", (done,)),
         ],
@@ -168,7 +169,6 @@ def _source_router() -> Role[SourceRouterPhase]:
             Late(begun, "Captured", "the report where the capture starts was lost and is sent again first"),
             *(Late(phase, "CaptureFrom", repeated) for phase in (*SHADOWED, *DECIDED)),
             *(Late(phase, "Captured", repeated) for phase in (comparing, *DECIDED)),
-            *(Late(phase, "Digests", "the flip did not wait for them") for phase in DECIDED),
             *(Late(phase, "SourceStopped", repeated) for phase in STOPPED),
             *(Late(phase, "StateComplete", "only a move that flips first needs it") for phase in UNDECIDED),
             *(Late(phase, "Refused", "too late: the move is decided") for phase in DECIDED),

@@ -66,7 +66,9 @@ class OutgoingMove:
         self.destination_watermark = -1
         self.source_digests: dict[Key, int] | None = None
         self.vote: m.Ready | None = None
-        self.compare_since = 0.0
+        self.behind_ms = 0.0  # how long the source was seen to work on entries before Compare
+        self.heard_at = 0.0  # of the source, while the router waits for its digests
+        self.compare_offset = 0
         self.flipped_at = 0.0
         self.shadow_live = False  # the shadow is at the end of the log; appended entries follow at once
         self.shadow_cursor = 0
@@ -283,13 +285,38 @@ class OutgoingMove:
 
     def on_captured(self, step: Step, message: m.Captured) -> None:
         self.moved = (message.keys, message.size_bytes)
-        self.compare_since = step.now_ms
+        self.heard_at = step.now_ms
         self.become(step, SourceRouterPhase.COMPARING)
-        self.inbox.append(step, {}, Compare(self.move))
+        self.compare_offset = self.inbox.append(step, {}, Compare(self.move)).offset
 
     def on_digests(self, step: Step, message: m.Digests) -> None:
         self.source_digests = message.digests
+        if self.phase in DECIDED:
+            self.compare_late(step)
+        else:
+            self.advance(step)
+
+    def source_advanced(self, step: Step) -> None:
+        """Outputs of the source have arrived. Count how long it works on entries before Compare."""
+        if self.phase is SourceRouterPhase.COMPARING:
+            if self.inbox.emitted.get(self.source, 0) < self.compare_offset:
+                self.behind_ms += min(step.now_ms - self.heard_at, self.inbox.settings.retry_ms)
+            self.heard_at = step.now_ms
         self.advance(step)
+
+    def may_flip_uncompared(self) -> bool:
+        """Rule R13: only a source that is seen to be overloaded may flip before its digests have arrived.
+
+        The digests of a silent source may be on their way, so the move waits for them until its deadline.
+        """
+        return self.behind_ms > self.inbox.settings.compare_wait_ms
+
+    def compare_late(self, step: Step) -> None:
+        """Report a difference that was found only after the flip, because the flip did not wait."""
+        differing = self.differing_key()
+        if differing is not None and not self.record.reason:
+            self.record.reason = f"not deterministic: key {differing!r} differs, found after the flip"
+            self.save(step)
 
     def on_ready(self, step: Step, message: m.Ready) -> None:
         self.vote = message
@@ -308,8 +335,7 @@ class OutgoingMove:
         """Take the next step that has become possible, if any."""
         settings = self.inbox.settings
         if self.phase is SourceRouterPhase.COMPARING and self.vote is not None:
-            overdue = step.now_ms - self.compare_since > settings.compare_wait_ms
-            if self.source_digests is None and not overdue:
+            if self.source_digests is None and not self.may_flip_uncompared():
                 return
             differing = self.differing_key()
             if differing is not None:
