@@ -17,7 +17,7 @@ class Settings(msgspec.Struct, frozen=True):
     move_deadline_ms: float = 30_000.0  # a move that is not decided by then is undone
     source_silence_ms: float = 2_000.0  # a source silent this long after the flip is cut off by its router
     suspect_ms: float = 10_000.0  # a process that sends nothing for this long is restarted
-    compare_wait_ms: float = 1_000.0  # an overloaded source may flip before its digests arrive after this long
+    compare_wait_ms: float = 1_000.0  # after this long an overloaded source flips without its digests
 
     dispatch_rows_max: int = 20_000  # rows dispatched to one instance and not processed
     read_entries_max: int = 256  # entries per read of the log when a reader catches up

@@ -64,7 +64,7 @@ def test_a_repeated_request_of_a_refused_move_moves_nothing() -> None:
 
 
 def test_a_retry_waits_for_the_notice_that_undoes_the_move_before_it() -> None:
-    """The notice is in the site outbox behind rows; the retry asks the other router directly, and is first."""
+    """The notice is in the site outbox behind rows; the retry asks the other router directly."""
     driver = SmallDeployment(topology(("b", "a"))).start()
     driver.produce("a", (key_in(2), 0, 0))
     driver.withholds = lambda sender, to, message: isinstance(message, m.Chunk)

@@ -287,3 +287,37 @@ def test_a_successor_stops_if_the_checkpoint_of_the_dead_instance_is_lost() -> N
     driver.send("a", m.TakeoverRequest("r1", DEAD, (SUCCESSOR,)))
     with pytest.raises(LostCheckpoint):
         driver.start(SUCCESSOR)
+
+
+@pytest.mark.parametrize("strategy", ["live", "pause"])
+@pytest.mark.parametrize("dead", [DEAD, OTHER], ids=["source", "destination"])
+def test_who_dies_shortly_after_a_move_can_be_taken_over(dead: str, strategy: str) -> None:
+    """The move is done, and no checkpoint of the dead instance covers its end, nor ever will."""
+    driver = SmallDeployment(topology(("a",), instances=(DEAD, OTHER))).start()
+    moved = KeySet(keys=frozenset({key_in(0)}))
+    for n in range(3):
+        driver.produce("a", (key_in(0), n, n), (key_in(1), n, n), (key_in(3), n, n))
+    driver.checkpoint()
+    driver.move(moved, DEAD, OTHER, strategy)
+    for _ in range(40):
+        if driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "done":
+            break
+        driver.produce("a", (key_in(0), 0, 7))
+        driver.advance_ms(25)
+    assert driver.phase_of("m1", "source router") == "done"
+    assert driver.phase_of("m1", "destination router") == "merged"
+    driver.produce("a", (key_in(0), 0, 8), (key_in(1), 0, 8), (key_in(3), 0, 8))
+    made = len(driver.outputs())
+    before = {key: driver.state_of(key).digest() for key in (key_in(0), key_in(1), key_in(3))}  # type: ignore[union-attr]
+    driver.stop(dead)
+    driver.send("a", m.TakeoverRequest("r1", dead, SUCCESSORS[:2]))
+    assert driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "done"
+    driver.start(*SUCCESSORS[:2])
+    driver.advance_ms(3_000)
+    assert driver.phase_of("m1", "source router") == driver.phase_of("m1", "destination router") == ""
+    assert {key: driver.state_of(key).digest() for key in before} == before  # type: ignore[union-attr]
+    holders = [name for name, x in driver.machines.items() if name != "a" and x.space.has(key_in(0))]
+    assert holders == [driver.owner_of(key_in(0))], "no copy is left where the key was"
+    assert len(driver.outputs()) == made, "no output was doubled"
+    driver.produce("a", (key_in(0), 0, 9), (key_in(1), 0, 9), (key_in(3), 0, 9))
+    assert len(driver.outputs()) == made + 3

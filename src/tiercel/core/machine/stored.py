@@ -35,6 +35,7 @@ class OutgoingMoveRecord(msgspec.Struct):
     last_offset: int = -1
     installed: bool = False  # flip first: the destination has the state of every key
     reason: str = ""
+    successors: tuple[str, ...] = ()  # of a dead source, that have the keys in their checkpoints
 
 
 class IncomingMoveRecord(msgspec.Struct):
@@ -50,6 +51,7 @@ class IncomingMoveRecord(msgspec.Struct):
     watermark_ms: int = -1
     frozen_ms: int = -1  # the promised watermark of the operator's outputs; constant during the move
     vote: m.Ready | None = None
+    successors: tuple[str, ...] = ()  # of a dead destination, whose checkpoints do not cover Done
 
 
 class LogReader(msgspec.Struct, frozen=True):

@@ -72,7 +72,7 @@ class MoveCoordinator:
             case m.AbortNotice():
                 self.answer_unknown(step, sender, message)
             case _ if outgoing is not None:
-                outgoing.on_message(step, message)
+                outgoing.on_message(step, message, sender)
             case _:
                 self.answer_unknown(step, sender, message)
 
@@ -189,8 +189,8 @@ class MoveCoordinator:
     def abort_is_on_its_way(self, prepare: m.Prepare) -> bool:
         """Whether keys are locked by a move that the same source router has undone.
 
-        It never runs two moves of a key, so it has undone the earlier one, and AbortedNotice is in its outbox.
-        The source router asks again until then. A refusal would end the later move for nothing.
+        It never runs two moves of a key, so it has undone the earlier one, and AbortedNotice is in the
+        outbox. The source router asks again until then. A refusal would end the later move for nothing.
         """
         inbox, source_site = self.router.inboxes[prepare.operator], site_of(prepare.source)
         return any(
@@ -316,11 +316,11 @@ class MoveCoordinator:
             outgoing.on_shadow_read(step, entries)
 
     def leaves(self, instance: str) -> bool:
-        return any(outgoing.source == instance for outgoing in self.outgoing_moves.values())
+        return any(instance in outgoing.holders for outgoing in self.outgoing_moves.values())
 
     def refuses_output(self, instance: str, output: Output) -> bool:
         return any(
-            outgoing.source == instance and outgoing.refuses_output(output.offset, output.key)
+            instance in outgoing.holders and outgoing.refuses_output(output.offset, output.key)
             for outgoing in self.outgoing_moves.values()
         )
 
@@ -345,19 +345,19 @@ class MoveCoordinator:
         incoming = [
             move.role()
             for move in self.incoming_moves.values()
-            if move.destination == instance and (known or move.phase in DURABLE)
+            if instance in move.holders and (known or move.phase in DURABLE)
         ]
         outgoing = [
-            role for move in self.outgoing_moves.values() if move.source == instance and (role := move.role())
+            role for move in self.outgoing_moves.values() if instance in move.holders and (role := move.role())
         ]
         return incoming, outgoing
 
     def incarnation_began(self, step: Step, instance: str) -> None:
         for outgoing in list(self.outgoing_moves.values()):
-            if outgoing.source == instance:
+            if instance in outgoing.holders:
                 outgoing.source_restarted(step)
         for incoming in list(self.incoming_moves.values()):
-            if incoming.destination == instance and incoming.phase not in DURABLE:
+            if instance in incoming.holders and incoming.phase not in DURABLE:
                 self.forgotten_by_destination(step, incoming)
 
     def forgotten_by_destination(self, step: Step, incoming: IncomingMove) -> None:
@@ -370,7 +370,7 @@ class MoveCoordinator:
     def resumed(self, step: Step, message: m.Resume) -> dict[str, Position]:
         moves = dict(message.moves)
         for incoming in list(self.incoming_moves.values()):
-            if incoming.destination == message.instance:
+            if message.instance in incoming.holders:
                 position = moves.get(incoming.move)
                 if position is None and incoming.phase is DestinationRouterPhase.SHADOWING:
                     self.forgotten_by_destination(step, incoming)
@@ -385,9 +385,9 @@ class MoveCoordinator:
     def checkpointed(self, step: Step, message: m.Checkpointed) -> dict[str, int]:
         own = {move: offset for move, (stage, offset) in message.moves.items() if stage == OWN}
         for incoming in list(self.incoming_moves.values()):
-            if incoming.destination == message.instance:
+            if message.instance in incoming.holders:
                 position = message.moves.get(incoming.move, (SHADOW, -1))
-                if incoming.checkpointed(step, position, message.applied):
+                if incoming.checkpointed(step, position, message.instance, message.applied):
                     self.merged[incoming.move] = None
                     step.put(("merged", incoming.move), True)
                     self.forget_incoming(step, incoming)
@@ -395,31 +395,43 @@ class MoveCoordinator:
                     own.setdefault(incoming.move, incoming.record.adopted)
         return own
 
-    def move_of(self, instance: str) -> str | None:
-        """A move that names this instance; None if there is none."""
-        leaving = [move.move for move in self.outgoing_moves.values() if move.source == instance]
-        coming = [move.move for move in self.incoming_moves.values() if move.destination == instance]
+    def concern(self, instance: str) -> bool:
+        named = any(instance in move.holders for move in self.outgoing_moves.values())
+        return named or any(instance in move.holders for move in self.incoming_moves.values())
+
+    def move_that_needs(self, instance: str) -> str | None:
+        """A move that cannot end without this instance; None if there is none."""
+        leaving = [
+            move.move
+            for move in self.outgoing_moves.values()
+            if instance in move.holders and move.phase is not SourceRouterPhase.DONE
+        ]
+        coming = [
+            move.move
+            for move in self.incoming_moves.values()
+            if instance in move.holders and move.phase is not DestinationRouterPhase.MERGED
+        ]
         return next(iter([*leaving, *coming]), None)
 
-    def concern(self, instance: str) -> bool:
-        return self.move_of(instance) is not None
-
     def need(self, instance: str) -> bool:
-        leaving = any(
-            move.source == instance and move.phase is not SourceRouterPhase.DONE
-            for move in self.outgoing_moves.values()
-        )
-        return leaving or any(
-            move.destination == instance and move.phase is not DestinationRouterPhase.MERGED
-            for move in self.incoming_moves.values()
-        )
+        return self.move_that_needs(instance) is not None
+
+    def taken_over(self, step: Step, dead: str, successors: tuple[str, ...]) -> None:
+        """The successors of a dead instance end the moves that only its next checkpoint would have ended."""
+        for outgoing in self.outgoing_moves.values():
+            if dead in outgoing.holders:
+                outgoing.taken_over(step, dead, successors)
+        for incoming in self.incoming_moves.values():
+            if dead in incoming.holders:
+                incoming.taken_over(step, dead, successors)
 
     def retired(self, step: Step, instance: str) -> None:
         for outgoing in list(self.outgoing_moves.values()):
-            if outgoing.source == instance:
-                self.end_outgoing(step, outgoing.move)  # no instance is left that could forget the keys
-        for incoming in [a for a in self.incoming_moves.values() if a.destination == instance]:
-            self.forget_incoming(step, incoming)
+            if instance in outgoing.holders:
+                outgoing.forgotten_by(step, instance)  # it cannot forget the keys any more
+        for incoming in [a for a in self.incoming_moves.values() if instance in a.holders]:
+            if incoming.covered_but_for(instance):
+                self.forget_incoming(step, incoming)
 
     # -- recovery --------------------------------------------------------------------------------
 

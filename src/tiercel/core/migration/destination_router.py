@@ -67,6 +67,23 @@ class IncomingMove:
     def destination(self) -> str:
         return self.prepare.destination
 
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """The instances that receive the keys: the destination, or its successors once it is dead."""
+        return self.record.successors or (self.destination,)
+
+    def taken_over(self, step: Step, dead: str, successors: tuple[str, ...]) -> None:
+        """The keys have merged and the destination is dead: its successors replay up to Done in its place."""
+        others = tuple(holder for holder in self.holders if holder != dead)
+        self.record.successors = (*others, *successors)
+        self.save(step)
+
+    def covered_but_for(self, instance: str) -> bool:
+        """Whether the checkpoints of all other holders cover Done."""
+        readers = self.inbox.readers
+        others = [readers.get(holder) for holder in self.holders if holder != instance]
+        return all(reader is None or reader.applied >= self.record.merged for reader in others)
+
     def member(self, key: Key) -> bool:
         return key in self.keys.keys or slot_of(key, self.inbox.table.count) in self.keys.slots
 
@@ -293,14 +310,15 @@ class IncomingMove:
             if missing:
                 step.send(self.destination, m.Shadow(self.move, missing))
 
-    def checkpointed(self, step: Step, position: Position, applied: int) -> bool:
+    def checkpointed(self, step: Step, position: Position, instance: str, applied: int) -> bool:
         """Drop shadow entries that a checkpoint covers. True: the router can forget the move."""
         self.position = max(self.position, position)
         stage, offset = self.position
         for covered in [o for o in self.shadow if stage == OWN or o <= offset]:
             del self.shadow[covered]
             step.delete(("shadow", self.move, covered))
-        return self.phase is DestinationRouterPhase.MERGED and applied >= self.record.merged
+        merged = self.phase is DestinationRouterPhase.MERGED and applied >= self.record.merged
+        return merged and self.covered_but_for(instance)
 
     def may_admit(self, key: Key, position: Position) -> bool:
         """Rule R8: admit an output of a key once, also if a restarted destination emits it again."""

@@ -36,8 +36,11 @@ class Outcomes(Protocol):
 
     ended: dict[str, tuple[str, str]]
 
-    def move_of(self, instance: str) -> str | None:
-        """A move that names this instance; None if there is none."""
+    def move_that_needs(self, instance: str) -> str | None:
+        """A move that cannot end without this instance; None if there is none."""
+
+    def taken_over(self, step: Step, dead: str, successors: tuple[str, ...]) -> None:
+        """The successors end the moves that only a checkpoint of the dead instance would have ended."""
 
 
 def succeed(router: RouterPort, moves: Outcomes, step: Step, sender: str, request: m.TakeoverRequest) -> None:
@@ -49,6 +52,7 @@ def succeed(router: RouterPort, moves: Outcomes, step: Step, sender: str, reques
     if request.recovery not in moves.ended:
         try:
             _give(step, _check(router, moves, request), request)
+            moves.taken_over(step, request.instance, request.successors)
             ended = (m.MoveOutcome.DONE.value, "")
         except InvalidRequest as refusal:
             ended = (m.MoveOutcome.REFUSED.value, str(refusal))
@@ -80,7 +84,7 @@ def _check(router: RouterPort, moves: Outcomes, request: m.TakeoverRequest) -> I
             f"{len(request.successors)} successors for {len(owned)} slots of {request.instance!r}",
             "expected different instances, and a slot for each",
         )
-    moving = moves.move_of(request.instance)
+    moving = moves.move_that_needs(request.instance)
     if moving is not None:
         what = f"{request.instance!r} takes part in move {moving!r}"
         raise InvalidRequest(what, "expected an instance without moves", "wait until the move has ended")
@@ -107,9 +111,13 @@ def _give(step: Step, inbox: Inbox, request: m.TakeoverRequest) -> None:
     inbox.update_table(step, update)
     entry = inbox.append(step, {}, TakenOver(dead, update))
     for successor, keys in shares.items():
-        inbox.successors[successor] = Takeover(dead, keys, reads_through(entry, before))
+        inbox.successors[successor] = Takeover(
+            dead, keys, reads_through(entry, before), inbox.table.count
+        )
         step.put(("takeover", name, successor), inbox.successors[successor])
-        inbox.readers[successor] = LogReader(0, before.applied, {}, before.start_watermark_ms, before.stored)
+        inbox.readers[successor] = LogReader(
+            0, before.applied, before.moves, before.start_watermark_ms, before.stored
+        )
         step.put(("reader", name, successor), inbox.readers[successor])
         step.delete(("retired", name, successor))
         inbox.cursors.pop(successor, None)  # from an earlier use of the name, like its mark
@@ -156,5 +164,7 @@ def is_of_share(place: StorageKey, takeover: Takeover) -> bool:
             return True
         case ("state", int(slot), bytes(key), _):
             return takeover.keys.has(key, slot)
+        case ("move", _, bytes(key), _):  # keys of a move that has ended; a checkpoint did not cover its end
+            return takeover.count > 0 and takeover.keys.has(key, slot_of(key, takeover.count))
         case _:
             return False

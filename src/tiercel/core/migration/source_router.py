@@ -155,12 +155,33 @@ class OutgoingMove:
             case SourceRouterPhase.CUT | SourceRouterPhase.EMITTING:
                 self.inbox.request_restarts(step, self.move)
             case SourceRouterPhase.DONE:
-                step.send_durable(self.source, m.Forget(self.move))
+                for holder in self.holders:
+                    step.send_durable(holder, m.Forget(self.move))
             case _:
                 pass
         self.advance(step)
 
-    def on_message(self, step: Step, message: m.Message) -> None:
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """The instances that have the keys in their checkpoints: the source, or its successors."""
+        return self.record.successors or (self.source,)
+
+    def taken_over(self, step: Step, dead: str, successors: tuple[str, ...]) -> None:
+        """The move is done and its source is dead: the successors forget the keys in its place."""
+        others = tuple(holder for holder in self.holders if holder != dead)
+        self.record.successors = (*others, *successors)
+        self.save(step)
+
+    def forgotten_by(self, step: Step, holder: str) -> None:
+        """A holder no longer has the keys; the move ends with the last one."""
+        left = tuple(other for other in self.holders if other != holder)
+        if left:
+            self.record.successors = left
+            self.save(step)
+        else:
+            self._moves.end_outgoing(step, self.move)
+
+    def on_message(self, step: Step, message: m.Message, sender: str = "") -> None:
         """A message about this move. The table says in which phases it is expected."""
         if not self._phase.accepts(step, message):
             return
@@ -184,7 +205,7 @@ class OutgoingMove:
             case m.DestinationCheckpointed():
                 self.on_settled(step)
             case m.Forgotten():
-                self._moves.end_outgoing(step, self.move)
+                self.forgotten_by(step, sender)
             case _:
                 raise CoreBug(f"source router: no handler for {type(message).__name__}")
 

@@ -124,6 +124,7 @@ class Takeover(msgspec.Struct, frozen=True):
     of: str
     keys: KeySet  # slots, and single keys with the same owner
     through: int  # up to this offset, rows of these keys are in the parts of the dead instance
+    count: int = 0  # slots of the operator
     fresh: bool = True  # the successor has no checkpoint with these keys yet; its stored state is older
 
 
