@@ -348,7 +348,9 @@ class MoveCoordinator:
             if instance in move.holders and (known or move.phase in DURABLE)
         ]
         outgoing = [
-            role for move in self.outgoing_moves.values() if instance in move.holders and (role := move.role())
+            role
+            for move in self.outgoing_moves.values()
+            if instance in move.holders and (role := move.role())
         ]
         return incoming, outgoing
 

@@ -111,9 +111,7 @@ def _give(step: Step, inbox: Inbox, request: m.TakeoverRequest) -> None:
     inbox.update_table(step, update)
     entry = inbox.append(step, {}, TakenOver(dead, update))
     for successor, keys in shares.items():
-        inbox.successors[successor] = Takeover(
-            dead, keys, reads_through(entry, before), inbox.table.count
-        )
+        inbox.successors[successor] = Takeover(dead, keys, reads_through(entry, before), inbox.table.count)
         step.put(("takeover", name, successor), inbox.successors[successor])
         inbox.readers[successor] = LogReader(
             0, before.applied, before.moves, before.start_watermark_ms, before.stored

@@ -67,7 +67,7 @@ class OutgoingMove:
         self.source_digests: dict[Key, int] | None = None
         self.vote: m.Ready | None = None
         self.behind_ms = 0.0  # how long the source was seen to work on entries before Compare
-        self.heard_at = 0.0  # of the source, while the router waits for its digests
+        self.last_seen_ms = 0.0  # of the source, while the router waits for its digests
         self.compare_offset = 0
         self.flipped_at = 0.0
         self.shadow_live = False  # the shadow is at the end of the log; appended entries follow at once
@@ -306,7 +306,7 @@ class OutgoingMove:
 
     def on_captured(self, step: Step, message: m.Captured) -> None:
         self.moved = (message.keys, message.size_bytes)
-        self.heard_at = step.now_ms
+        self.last_seen_ms = step.now_ms
         self.become(step, SourceRouterPhase.COMPARING)
         self.compare_offset = self.inbox.append(step, {}, Compare(self.move)).offset
 
@@ -321,8 +321,8 @@ class OutgoingMove:
         """Outputs of the source have arrived. Count how long it works on entries before Compare."""
         if self.phase is SourceRouterPhase.COMPARING:
             if self.inbox.emitted.get(self.source, 0) < self.compare_offset:
-                self.behind_ms += min(step.now_ms - self.heard_at, self.inbox.settings.retry_ms)
-            self.heard_at = step.now_ms
+                self.behind_ms += min(step.now_ms - self.last_seen_ms, self.inbox.settings.retry_ms)
+            self.last_seen_ms = step.now_ms
         self.advance(step)
 
     def may_flip_uncompared(self) -> bool:
