@@ -20,6 +20,8 @@ class Settings(msgspec.Struct, frozen=True):
     compare_wait_ms: float = 1_000.0  # after this long an overloaded source flips without its digests
 
     dispatch_rows_max: int = 20_000  # rows dispatched to one instance and not processed
+    dispatch_ms_max: float = 50.0  # the same in time, by the measured service time of a row
+    slice_ms: float = 2.0  # user code in one step of an instance; then control messages have their turn
     read_entries_max: int = 256  # entries per read of the log when a reader catches up
     tail_rows_max: int = 100_000  # rows of one inbox in memory for readers that lag
     backlog_rows_max: int = 1_000_000  # unprocessed rows of one inbox; producers wait beyond it

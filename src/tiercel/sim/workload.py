@@ -85,12 +85,17 @@ class PlainCode:
 
     `folded`: a processor that has a step function too is run by that. It must not make a difference.
     `encodes`: its outputs are bytes, and those of one call are runs. A fold has a call for each row.
+    `row_ms`: the simulated time of one row; `take_spent_ms` returns the sum since its last call.
     """
 
     fold: Fold | None = None
 
-    def __init__(self, processor: Any, *, folded: bool = False, encodes: bool = False) -> None:
+    def __init__(
+        self, processor: Any, *, folded: bool = False, encodes: bool = False, row_ms: float = 0.0
+    ) -> None:
         self.processor = processor
+        self._row_ms = row_ms
+        self._spent_ms = 0.0
         self._encodes = encodes
         self._joins = not hasattr(processor, "advance")
         if folded and not self._joins:
@@ -106,7 +111,9 @@ class PlainCode:
         return user_key
 
     def user_rows(self, rows: list[Row]) -> Iterator[tuple[int, Any]]:
-        return iter([(one[1], one[2]) for row in rows for one in plain(row)])
+        mine = [(one[1], one[2]) for row in rows for one in plain(row)]
+        self._spent_ms += self._row_ms * len(mine)
+        return iter(mine)
 
     def output_row(self, key: Key, output: Any) -> Row:
         return encoded([output])[0] if self._encodes else output
@@ -116,10 +123,16 @@ class PlainCode:
 
     def _advance(self, kept: Any, row: Row) -> tuple[Any, list[Row]]:
         made: list[Row] = []
+        self._spent_ms += self._row_ms
         for one in plain(row):
             kept, output = self.processor.advance(kept, one)
             made.append(output)
         return kept, encoded(made, joins=False) if self._encodes else made
+
+    def take_spent_ms(self) -> float:
+        """The simulated time of user code since the last call of this."""
+        spent_ms, self._spent_ms = self._spent_ms, 0.0
+        return spent_ms
 
     def timer_values(self, time_ms: int, watermark_ms: int) -> TimerValues:
         return TimerValues(time_ms, watermark_ms)

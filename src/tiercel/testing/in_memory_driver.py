@@ -23,6 +23,7 @@ from tiercel.core.errors import CoreBug
 from tiercel.core.instance.instance import Instance
 from tiercel.core.instance.user_code import OperatorCode
 from tiercel.core.machine.effects import (
+    Continue,
     Effect,
     Exit,
     Launch,
@@ -39,6 +40,7 @@ from tiercel.core.machine.effects import (
 from tiercel.core.machine.events import (
     CheckpointLoaded,
     Connected,
+    Continued,
     Disconnected,
     Durable,
     Event,
@@ -86,6 +88,7 @@ class InMemoryDriver:
         self.topology = topology
         self.settings = settings or Settings()
         self.now_ms = now_ms
+        self.took_ms = 0.0  # every event, as `Continued` reports it
         self.machines: dict[str, Any] = {}
         self.disks: dict[str, dict[StorageKey, Any]] = defaultdict(dict)
         self.incarnations: dict[str, int] = defaultdict(int)
@@ -273,6 +276,8 @@ class InMemoryDriver:
                     self._answer_load(name, self.loaded_share(takeover), effect.number)
                 case LoadCheckpoint(values=values):
                     self._answer_load(name, self.loaded(name, values), effect.number)
+                case Continue():
+                    self._queue.append((name, Continued(self.took_ms)))
                 case SetTimer():
                     self.timers[name, effect.name] = effect.at_ms
                 case Note():

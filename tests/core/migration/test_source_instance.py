@@ -50,3 +50,33 @@ def test_a_source_drops_captured_state_of_a_move_that_the_restarted_router_undid
     assert driver.disks["a"]["ended", "m1"][0] == "aborted"
     driver.advance_ms(60_000)
     assert driver.phase_of("m1", "source instance") == ""
+
+
+def test_a_replay_does_not_give_a_key_away_again_that_left_before() -> None:
+    """The source replays, and is asked for a slot before the replay reaches the flip of one of its keys."""
+    driver = SmallDeployment().start()
+    key, beside = key_in(0), key_in(0, 1)
+    driver.produce("a", (key, 0, 0), (beside, 0, 0))
+    driver.checkpoint()
+    disk = dict(driver.disks[A])
+    driver.withholds = lambda sender, to, message: (
+        isinstance(message, m.Forget | m.Checkpointed) and sender != B
+    )
+    driver.move(KeySet(keys=frozenset((key,))), A, B, "pause", "m1")
+    driver.advance_ms(3_000)
+    assert driver.phase_of("m1", "source router") == "done"
+    driver.stop(A)
+    driver.withheld.clear()
+    driver.withholds = lambda sender, to, message: to == A and isinstance(message, m.Forget | m.Dispatch)
+    driver.disks[A] = disk  # it had no time for another checkpoint
+    driver.start(A)
+    driver.move(KeySet(slots=frozenset((0,))), A, B, "live", "m2")
+    driver.advance_ms(20)
+    sender = driver.machines[A].senders.get("m2")
+    assert sender is None or key not in sender.captured_at
+    driver.release_withheld()
+    driver.advance_ms(5_000)
+    assert driver.statuses["m2"].phase == "done"
+    driver.produce("a", (key, 0, 2))
+    driver.advance_ms(1_000)
+    assert [o.row[2][2] for o in driver.outputs() if o.key == key] == [1, 2]

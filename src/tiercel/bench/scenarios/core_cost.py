@@ -29,8 +29,16 @@ from tiercel.bench.report import Line, document, print_results
 from tiercel.core import messages as m
 from tiercel.core.instance.instance import Instance
 from tiercel.core.instance.user_code import Fold
-from tiercel.core.machine.effects import Effect, LoadCheckpoint, ReadLog, Send, Write
-from tiercel.core.machine.events import CheckpointLoaded, Connected, Durable, Event, LogRead, Received
+from tiercel.core.machine.effects import Continue, Effect, LoadCheckpoint, ReadLog, Send, Write
+from tiercel.core.machine.events import (
+    CheckpointLoaded,
+    Connected,
+    Continued,
+    Durable,
+    Event,
+    LogRead,
+    Received,
+)
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Row
 from tiercel.core.model.topology import Operator, Stream, Topology
@@ -112,12 +120,15 @@ class Timed:
         self.machine = machine
         self.spent_ns: dict[str, int] = {}
         self.clock_ms = 1e6
+        self.last_ms = 0.0  # the last event
 
     def take(self, kind: str, event: Event) -> list[Effect]:
         self.clock_ms += 0.01
         begun = perf_counter_ns()
         effects = self.machine.on_event(event, self.clock_ms)
-        self.spent_ns[kind] = self.spent_ns.get(kind, 0) + perf_counter_ns() - begun
+        took_ns = perf_counter_ns() - begun
+        self.spent_ns[kind] = self.spent_ns.get(kind, 0) + took_ns
+        self.last_ms = took_ns / 1e6
         return effects
 
 
@@ -171,6 +182,8 @@ class Site:
                     self._waiting.append((SITE, "Consumed", Received(CLIENT, consumed)))
             case Write(seq=seq):
                 self._waiting.append((at, "Durable", Durable(seq)))
+            case Continue():
+                self._waiting.append((at, "Continued", Continued(self.machines[at].last_ms)))
             case ReadLog(inbox=inbox, reader=reader):
                 self._waiting.append((at, "LogRead", LogRead(inbox, reader, [])))
             case LoadCheckpoint(number=number):

@@ -25,11 +25,13 @@ from tiercel.core.instance.checkpoint_loader import load
 from tiercel.core.instance.checkpoint_writer import CheckpointScope, CheckpointWriter
 from tiercel.core.instance.prefetch import missing_at_load, missing_state
 from tiercel.core.instance.processing import Processing
+from tiercel.core.instance.row_queue import RowQueue
 from tiercel.core.instance.user_code import OperatorCode, ProcessorRunner
-from tiercel.core.machine.effects import Effect, Exit, LoadCheckpoint, StorageKey
+from tiercel.core.machine.effects import Continue, Effect, Exit, LoadCheckpoint, StorageKey
 from tiercel.core.machine.events import (
     CheckpointLoaded,
     Connected,
+    Continued,
     Disconnected,
     Durable,
     Event,
@@ -88,6 +90,7 @@ class Instance:
         self.moves = InstanceMoves(self) if with_moves else None
         self.waits = 0  # of this incarnation, for `gauges`
         self.waited_ms = 0.0
+        self.queue = RowQueue(settings.slice_ms)
         self.lag = 0  # rows that wait in the inbox, as the router last reported
         self.reset()
         self.session = 0
@@ -115,6 +118,7 @@ class Instance:
         self.takeover = -1  # `Takeover.through` of the last one
         self.loaded = False
         self.processing.forget()
+        self.queue.clear()
         if self.moves is not None:
             self.moves.forget()
         self.checkpointer.forget()
@@ -132,6 +136,10 @@ class Instance:
         match event:
             case Received():
                 self._on_message(step, event.sender, event.message)
+            case Continued(took_ms=took_ms):
+                self.queue.continued(took_ms)
+                self._process_slice(step)
+                self.queue.count_measured()
             case Durable(seq=seq):
                 released = self.journal.durable_through(seq)
                 self.checkpointer.stored(step, seq)
@@ -142,6 +150,7 @@ class Instance:
             case Disconnected(peer=peer):
                 if peer == self.router:
                     self.phase = InstancePhase.ATTACHING
+                    self.queue.clear()
             case CheckpointLoaded():
                 self._on_loaded(step, event)
             case StateRead(items=items):
@@ -166,6 +175,7 @@ class Instance:
     def _on_connected(self, step: Step, peer: str) -> None:
         if peer == self.router:
             self.phase = InstancePhase.ATTACHING
+            self.queue.clear()
             self.session += 1
             step.send(self.router, m.Attach(self.name, self.incarnation, self.session))
         if self.moves is not None:
@@ -174,14 +184,15 @@ class Instance:
     def _on_message(self, step: Step, sender: str, message: Any) -> None:
         match message:
             case m.Dispatch() if self.phase is InstancePhase.RUNNING:
-                self.waits += 1
-                self.waited_ms += step.now_ms - message.entries[0].time_ms
-                self.space.memory_limit.paused = True
-                self.processing.process_entries(step, message.entries)
-                self.processing.flush(step)
-                self.space.memory_limit.paused = False
-                if self.space.memory_limit.active:
-                    self.checkpointer.enforce_memory_limit(step)
+                at_once = not self.queue
+                self.queue.add_entries(message.entries)
+                if at_once:
+                    self._process_slice(step)
+            case m.Shadow() if self.phase is InstancePhase.RUNNING and self.moves is not None:
+                at_once = not self.queue
+                self.queue.add_shadow(message.move, message.entries)
+                if at_once:
+                    self._process_slice(step)
             case m.Confirmed():
                 self._on_confirmed(step, message)
             case m.AttachReply():
@@ -196,6 +207,8 @@ class Instance:
             case _ if self.moves is None:
                 raise CoreBug(f"{self.name} was built without moves, and received {message}")
             case _ if self.phase is InstancePhase.RUNNING:
+                if type(message) is m.AbortNotice:
+                    self.queue.drop_shadow(message.move)
                 self.moves.on_message(step, message)
             case m.AbortNotice() if self.phase is InstancePhase.LOADING and self._reply is not None:
                 # the router does not repeat it, and our roles are older
@@ -203,6 +216,26 @@ class Instance:
                 self._reply = msgspec.structs.replace(self._reply, incoming_moves=others)
             case _:
                 pass  # too early; the sender repeats it
+
+    def _process_slice(self, step: Step) -> None:
+        """Process some of the rows that wait; everything that arrives meanwhile comes before the others."""
+        if not self.queue:
+            return
+        entries, shadow, move = self.queue.take()
+        if shadow:
+            assert self.moves is not None
+            self.moves.on_message(step, m.Shadow(move, shadow))
+        else:
+            self.waits += 1
+            self.waited_ms += step.now_ms - entries[0].time_ms
+            self.space.memory_limit.paused = True
+            self.processing.process_entries(step, entries)
+            self.processing.flush(step)
+            self.space.memory_limit.paused = False
+            if self.space.memory_limit.active:
+                self.checkpointer.enforce_memory_limit(step)
+        if self.queue.must_continue():
+            step.effects.append(Continue())
 
     def _on_timer(self, step: Step, timer: str) -> None:
         kind, _, move = timer.partition("|")

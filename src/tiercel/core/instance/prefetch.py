@@ -9,7 +9,7 @@ Not responsible for: reading them (the driver), using them (instance.py, process
 The answer may name more than the event needs, never less: a key that is neither in memory nor read is a
 `CoreBug`. An event needs a key for one of these reasons:
 
-    Dispatch                      a row of the key; a timer of it that is due; its digest at a Compare; its
+    Dispatch, Continued           a row of the key; a timer of it that is due; its digest at a Compare; its
                                   image at the flip of a move that flips first
     capture timer, ChunkReceipt   the sender captures the next keys of a live move
     FlipToSource, AttachReply,    keys have left this instance: it captures their images, or compares the
@@ -23,9 +23,10 @@ from typing import Protocol
 
 from tiercel.core import messages as m
 from tiercel.core.instance.checkpoint_writer import CheckpointPort
+from tiercel.core.instance.row_queue import RowQueue
 from tiercel.core.instance.user_code import ProcessorRunner
 from tiercel.core.machine.effects import StorageKey
-from tiercel.core.machine.events import CheckpointLoaded, Event, Received, TimerFired
+from tiercel.core.machine.events import CheckpointLoaded, Continued, Event, Received, TimerFired
 from tiercel.core.machine.stored import CheckpointHeader
 from tiercel.core.migration.phases import SourceInstancePhase
 from tiercel.core.migration.source_instance import StateSender
@@ -43,6 +44,7 @@ class PrefetchPort(CheckpointPort, Protocol):
     """The interface of an instance for prefetching."""
 
     runner: ProcessorRunner
+    queue: RowQueue
 
 
 def missing_state(instance: PrefetchPort, event: Event) -> tuple[StorageKey, ...]:
@@ -55,7 +57,11 @@ def missing_state(instance: PrefetchPort, event: Event) -> tuple[StorageKey, ...
 def _needed(instance: PrefetchPort, event: Event) -> Iterable[Key]:
     match event:
         case Received(message=m.Dispatch(entries=entries)):
-            return _of_entries(instance, entries)
+            entries = [] if instance.queue else instance.queue.first_of(entries)
+            return _of_entries(instance, entries) if entries else ()
+        case Continued():
+            entries = instance.queue.peek().entries if instance.queue else []
+            return _of_entries(instance, entries) if entries else ()
         case Received(message=m.FlipToSource(role=role)):
             return _of_roles(instance, [role])
         case Received(message=m.AttachReply(outgoing_moves=roles)):

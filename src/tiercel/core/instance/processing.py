@@ -11,6 +11,7 @@ from typing import Protocol
 
 from tiercel.core import messages as m
 from tiercel.core.instance.checkpoint_writer import CheckpointWriter
+from tiercel.core.instance.row_queue import RowQueue
 from tiercel.core.instance.user_code import ProcessorRunner
 from tiercel.core.machine.step import Step
 from tiercel.core.migration.instance_moves import InstanceMoves
@@ -32,6 +33,7 @@ class ProcessingPort(Protocol):
     routes: RoutingTable
     checkpointer: CheckpointWriter
     moves: InstanceMoves | None
+    queue: RowQueue
     applied: int
     flushes: int
     time_ms: int
@@ -197,5 +199,6 @@ class Processing:
                 instance.watermark_ms,
                 timers,
                 rows,
+                instance.queue.service_us,
             ),
         )

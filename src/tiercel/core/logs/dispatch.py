@@ -34,17 +34,23 @@ class DispatchPhase(enum.Enum):
     LIVE = "live"  # entries are sent as they are appended
 
 
+FIRST_CREDIT_ROWS = 1_000  # until the instance has measured its service time
+
 LIVE = DispatchPhase.LIVE  # used for every entry; looking up an enum member is slow
 
 
 class DispatchCursor:
     """The router's side of one instance's reading of its inbox."""
 
-    def __init__(self, instance: str, rows_max: int, read_max: int, slots: int = 1) -> None:
+    def __init__(
+        self, instance: str, rows_max: int, read_max: int, slots: int = 1, ms_max: float = float("inf")
+    ) -> None:
         self.instance = instance
         self._slots = slots
         self.suffix = "|" + instance
         self.rows_max = rows_max
+        self.ms_max = ms_max
+        self.credit_rows = min(rows_max, FIRST_CREDIT_ROWS)
         self.read_max = read_max
         self.phase = DispatchPhase.DETACHED
         self.incarnation = 0
@@ -66,6 +72,11 @@ class DispatchCursor:
         self._inflight_rows = 0
         self.lag_rows = 0  # rows in the log for it whose outputs have not arrived
         self._lagging: deque[tuple[int, int]] = deque()
+
+    def measured(self, service_us: float) -> None:
+        """Set the credit: the rows that the instance processes in `ms_max`, at most `rows_max`."""
+        if service_us > 0:
+            self.credit_rows = max(1, int(min(self.rows_max, self.ms_max * 1e3 / service_us)))
 
     def detach(self) -> None:
         self.phase = DispatchPhase.DETACHED
@@ -101,12 +112,12 @@ class DispatchCursor:
             self.phase is DispatchPhase.CATCHING_UP
             and not self.reading
             and (self.limit is None or self.cursor < self.limit)
-            and self._inflight_rows < self.rows_max
+            and self._inflight_rows < self.credit_rows
         )
 
     def offer(self, entry: Entry, parts: dict[str, list[Row]], count: int) -> None:
         """Send a live reader its parts of an entry that was just appended, with `count` rows."""
-        if self._inflight_rows >= self.rows_max or (self.limit is not None and entry.offset > self.limit):
+        if self._inflight_rows >= self.credit_rows or (self.limit is not None and entry.offset > self.limit):
             self.phase = DispatchPhase.CATCHING_UP
             self.cursor = entry.offset - 1
             return
@@ -143,7 +154,9 @@ class DispatchCursor:
         if self.phase is not DispatchPhase.CATCHING_UP:
             return
         for entry in entries:
-            if self._inflight_rows >= self.rows_max or (self.limit is not None and entry.offset > self.limit):
+            if self._inflight_rows >= self.credit_rows or (
+                self.limit is not None and entry.offset > self.limit
+            ):
                 return
             if entry.offset <= self.cursor:
                 continue

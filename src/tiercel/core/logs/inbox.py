@@ -153,7 +153,11 @@ class Inbox(Readers):
     def new_feed(self, instance: str) -> DispatchCursor:
         settings = self.settings
         cursor = DispatchCursor(
-            instance, settings.dispatch_rows_max, settings.read_entries_max, self.table.count
+            instance,
+            settings.dispatch_rows_max,
+            settings.read_entries_max,
+            self.table.count,
+            settings.dispatch_ms_max,
         )
         self.cursors[instance] = cursor
         return cursor

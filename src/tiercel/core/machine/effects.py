@@ -73,6 +73,13 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
     at_ms: float
 
 
+class Continue(msgspec.Struct, frozen=True, gc=False):
+    """Answer with `Continued` behind all events that have arrived by now. The last effect of its event.
+
+    A machine that has much to do does some of it and asks to continue, so that others do not wait long.
+    """
+
+
 class Exit(msgspec.Struct, frozen=True, gc=False):
     """End this process cleanly. The supervisor starts it again if the deployment still wants it."""
 
@@ -110,4 +117,6 @@ class Unexpected(msgspec.Struct, frozen=True, gc=False):
     message: str
 
 
-Effect = Send | Write | ReadLog | LoadCheckpoint | SetTimer | Exit | Launch | Retire | Note | Unexpected
+Effect = (
+    Send | Write | ReadLog | LoadCheckpoint | SetTimer | Continue | Exit | Launch | Retire | Note | Unexpected
+)

@@ -72,4 +72,20 @@ class TimerFired(msgspec.Struct, frozen=True, gc=False):
     name: str
 
 
-Event = Connected | Disconnected | Received | Durable | LogRead | CheckpointLoaded | StateRead | TimerFired
+class Continued(msgspec.Struct, frozen=True, gc=False):
+    """Answer to `Continue`, with the time that the driver measured for the event that asked."""
+
+    took_ms: float
+
+
+Event = (
+    Connected
+    | Disconnected
+    | Received
+    | Durable
+    | LogRead
+    | CheckpointLoaded
+    | StateRead
+    | TimerFired
+    | Continued
+)

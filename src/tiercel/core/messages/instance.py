@@ -118,6 +118,7 @@ class Outputs(Message, frozen=True):
     watermark_ms: int  # every later output comes from input above this
     timers: bool  # whether a key here waits for a tick
     rows: int = 0  # number of output rows, including those within row batches
+    service_us: float = 0.0  # measured time of one input row; 0: not measured yet
 
 
 class MoveOutputs(Message, frozen=True):

@@ -63,7 +63,7 @@ class InstanceMoves:
                 self.receivers[message.move] = receiver
                 receiver.start(step)
                 self._on_receiver_message(step, receiver, message)
-            case m.Capture() if not self._still_arriving(message.keys) and not instance.is_taking_over():
+            case m.Capture() if self._may_capture(message.keys):
                 sender = StateSender(instance, message.move, message.keys, message.destination)
                 self.senders[message.move] = sender
                 sender.start(step)
@@ -120,9 +120,19 @@ class InstanceMoves:
             case _:
                 raise CoreBug(f"{message} is in the table of the destination, and not handled")
 
+    def _may_capture(self, keys: KeySet) -> bool:
+        """Whether keys can be captured now; if not, the router asks again."""
+        return not (self._still_arriving(keys) or self.still_leaving(keys) or self.instance.is_taking_over())
+
     def _still_arriving(self, keys: KeySet) -> bool:
-        """Whether some keys are still arriving: they cannot be captured yet, and the router asks again."""
+        """Whether some keys are still arriving: their state is not all here."""
         return any(overlap(keys, a.keys, self.instance.operator.slots) for a in self.receivers.values())
+
+    def still_leaving(self, keys: KeySet) -> bool:
+        """Whether an earlier move takes some of the keys away, and a replay has not reached its flip yet."""
+        slots = self.instance.operator.slots
+        waiting = [s for s in self.senders.values() if s.flip_offset >= 0 and s.last_offset is None]
+        return any(overlap(keys, sender.keys, slots) for sender in waiting)
 
     def _forget(self, step: Step, sender: StateSender) -> None:
         if self.instance.applied < sender.flip_offset:

@@ -94,6 +94,7 @@ class OutputAdmission:
             if message.dead_letters:
                 self.emit_dead(step, inbox.name, self._not_admitted(instance, mark, message.dead_letters))
         cursor.flush_no = message.flush
+        cursor.measured(message.service_us)
         cursor.processed(message.through)
         confirmed = m.Confirmed(message.incarnation, message.flush, inbox.offset, cursor.lag_rows)
         step.send_durable(instance, confirmed)

@@ -24,6 +24,7 @@ from tiercel.core.machine.effects import Effect, StorageKey
 from tiercel.core.machine.events import (
     CheckpointLoaded,
     Connected,
+    Continued,
     Disconnected,
     Durable,
     Event,
@@ -204,7 +205,7 @@ class Router:
                 self._on_connected(step, peer)
             case Disconnected(peer=peer):
                 self._on_disconnected(step, peer)
-            case CheckpointLoaded() | StateRead():
+            case CheckpointLoaded() | StateRead() | Continued():
                 raise CoreBug(self.site + ": a router loads no checkpoints and evicts no keys")
             case _:
                 assert_never(event)

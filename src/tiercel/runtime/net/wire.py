@@ -59,6 +59,7 @@ class _Outputs(m.Message, frozen=True, tag="Outputs"):
     watermark_ms: int
     timers: bool
     rows: int = 0
+    service_us: float = 0.0
 
 
 _INSTEAD: dict[type[m.Message], type[m.Message]] = {m.FromInstance: _FromInstance, m.Outputs: _Outputs}
@@ -130,6 +131,7 @@ def _outputs(message: _Outputs) -> m.Outputs:
         message.watermark_ms,
         message.timers,
         message.rows,
+        message.service_us,
     )
 
 

@@ -31,6 +31,7 @@ from typing import Any, assert_never
 
 from tiercel.core.errors import ProtocolViolation
 from tiercel.core.machine.effects import (
+    Continue,
     Effect,
     Exit,
     Launch,
@@ -47,6 +48,7 @@ from tiercel.core.machine.effects import (
 from tiercel.core.machine.events import (
     CheckpointLoaded,
     Connected,
+    Continued,
     Disconnected,
     Durable,
     Event,
@@ -158,6 +160,7 @@ class Host:
         self._waiting: deque[Event] = deque()
         self._unseen: Counter[str] = Counter()  # connections that the machine has not been told of yet
         self._planned = False
+        self._began_ms = 0.0  # the current event
         self._send_buffer = SendBuffer(self._connections)
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -349,7 +352,8 @@ class Host:
             if self._missing_state is not None and not self._has_state(event, self._missing_state):
                 break
             try:
-                effects = self._on_events(waiting, clock())
+                self._began_ms = now_ms = clock()
+                effects = self._on_events(waiting, now_ms)
                 self.events += before - len(waiting)
                 if type(event) is Connected:
                     self._saw(event.peer)
@@ -433,6 +437,8 @@ class Host:
                     self._require_store().add(effect)
                 case SetTimer():
                     self._set_timer(effect.name, effect.at_ms)
+                case Continue():
+                    self.deliver(Continued(self._clock() - self._began_ms))
                 case ReadLog():
                     found = self._require_store().read_log(effect.inbox, effect.after, effect.limit)
                     self.deliver(LogRead(effect.inbox, effect.reader, found))

@@ -19,6 +19,7 @@ from zlib import crc32
 
 from tiercel.core.errors import CoreBug
 from tiercel.core.machine.effects import (
+    Continue,
     Effect,
     Exit,
     Launch,
@@ -35,6 +36,7 @@ from tiercel.core.machine.effects import (
 from tiercel.core.machine.events import (
     CheckpointLoaded,
     Connected,
+    Continued,
     Durable,
     Event,
     LogRead,
@@ -84,6 +86,7 @@ class RunningProcess:
 
     __slots__ = (
         "_asked",
+        "_busy",
         "_clock_offset_ms",
         "_clock_rate",
         "_missing_state",
@@ -92,6 +95,7 @@ class RunningProcess:
         "_scheduler",
         "_state_read",
         "_timers",
+        "_took_ms",
         "_unseen",
         "_validate",
         "_waiting",
@@ -117,6 +121,8 @@ class RunningProcess:
         self._asked = 0  # number of its last question for a checkpoint
         self._missing_state = getattr(machine, "missing_state", None)
         self._state_read: StateRead | None = None  # for the first event that waits
+        self._busy = False  # user code runs: its effects, and all other events, wait until it ends
+        self._took_ms = 0.0  # the current step
         self.reading = False  # the first event that waits needs state that is being read
         self.machine = machine
         self.incarnation = incarnation
@@ -140,7 +146,7 @@ class RunningProcess:
 
     def _turn(self) -> None:
         """Handles all waiting events, several per step if the machine takes several, as the runtime does."""
-        while self.alive and self._waiting and self._has_state():
+        while self.alive and self._waiting and not self._busy and self._has_state():
             self._step()
 
     def _has_state(self) -> bool:
@@ -191,7 +197,26 @@ class RunningProcess:
             raise MachineFailed(str(self), event, scheduler.seed, scheduler.now_ms) from error
         if type(event) is Connected:
             self._unseen -= Counter((event.peer,))
-        process.events_in_step = before - len(waiting)
+        taken = before - len(waiting)
+        took_ms = 0.0 if process.service_ms is None else process.service_ms(self.machine)
+        if took_ms:
+            self._busy = True
+            scheduler.call_after(took_ms, self._end_step, event, effects, taken, took_ms)
+        else:
+            self._took_ms = 0.0
+            self._effect(event, effects, taken)
+
+    def _end_step(self, event: Event, effects: Sequence[Effect], taken: int, took_ms: float) -> None:
+        """User code has returned: perform what the step asked for, and go on."""
+        if self.alive:
+            self._busy = False
+            self._took_ms = took_ms
+            self._effect(event, effects, taken)
+            self._turn()
+
+    def _effect(self, event: Event, effects: Sequence[Effect], taken: int) -> None:
+        scheduler, process = self._scheduler, self._process
+        process.events_in_step = taken
         scheduler.mark(process.number + len(effects))
         if process.before_effect is not None and not self.zombie:
             crash_at = process.before_effect(process, event, effects)
@@ -224,6 +249,8 @@ class RunningProcess:
                     self.disk.write(effect, self._on_durable)
                 case SetTimer():
                     self._set_timer(effect.name, effect.at_ms)
+                case Continue():
+                    scheduler.call_after(0.0, self.take, Continued(self._took_ms))
                 case ReadLog():
                     found = self.disk.read_log(effect.inbox, effect.after, effect.limit)
                     answer = LogRead(effect.inbox, effect.reader, found)
@@ -344,6 +371,8 @@ class Process:
     if it returns i, only the first i effects are performed and the process crashes there. That is how a
     fault hits any step of a protocol.
 
+    `service_ms(machine)` is how long user code took in the last step; the process does nothing else then.
+
     With `turn_ms` events wait for a turn, which comes within that time, and the machine takes several of
     them in one step; `events_in_step` is how many the last step took.
 
@@ -370,6 +399,7 @@ class Process:
         turn_ms: float = 0.0,
         newest_of: Callable[[str], Disk] = _no_other,
         coming_ms: float = 0.0,
+        service_ms: Callable[[Any], float] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.network = network
@@ -389,6 +419,7 @@ class Process:
         self.turn_ms = turn_ms
         self.newest_of = newest_of
         self.coming_ms = coming_ms  # until the values of a takeover have arrived; 0: at once
+        self.service_ms = service_ms
         self.read_delays = ReadDelays(name, scheduler.seed)
         self.turns = random.Random(f"turns of {name} {scheduler.seed}") if turn_ms else None
         self.events_in_step = 1  # how many events the last step took

@@ -132,15 +132,18 @@ class Deployment:
         operator = self.topology.operators[operator_of(name)]
         kind = KINDS[self.scenario.kinds[operator.name]]
         coarser = self.scenario.coarser[operator.name]
+        row_ms = self.scenario.service_ms.get(operator.name, 0.0)
 
         def make(incarnation: int, items: dict[StorageKey, Any]) -> Machine:
             made = kind(operator.name, coarser)
             code = PlainCode(
-                made, folded=True, encodes=self.scenario.encoded
+                made, folded=True, encodes=self.scenario.encoded, row_ms=row_ms
             )  # the reference calls processors
             return Instance(name, operator, code, self.scenario.settings, incarnation)
 
-        self._add(name, make)
+        process = self._add(name, make)
+        if row_ms:
+            process.service_ms = lambda machine: machine.runner.code.take_spent_ms()
         self.network.declare(name, site_of(name), LOCAL_MS)
         for other in sorted(self.instances):
             if operator_of(other) == operator.name:

@@ -2,7 +2,7 @@
 
 Responsible for: streams that make their own watermark, with late rows and silences; routers that take
     several events at once, and die within; instances that cannot keep all their keys in memory, or that
-    die and have several successors; row batches; keys that move back and forth.
+    die and have several successors; row batches; keys that move back and forth; user code that takes time.
 Not responsible for: sites, operators, moves, the other faults (scenario.py).
 """
 
@@ -22,7 +22,7 @@ def vary(scenario: Scenario, options: Options) -> Scenario:
     """The scenario with its variations, if its seed has some."""
     varied = _turns(_own_watermarks(scenario, options), options)
     varied = _round_trips(_little_memory(varied, options), options)
-    return _runs(_recoveries(varied, options), options)
+    return _slow_code(_runs(_recoveries(varied, options), options), options)
 
 
 def _own_watermarks(scenario: Scenario, options: Options) -> Scenario:
@@ -154,6 +154,17 @@ def _larger_frames(script: Traffic) -> Traffic:
         [row for frame in frames[n : n + size] for row in frame] for n in range(0, len(frames), size)
     ]
     return replace(script, frames=events_in_step, gap_ms=size * script.gap_ms)
+
+
+def _slow_code(scenario: Scenario, options: Options) -> Scenario:
+    """User code that takes time: rows wait in an instance, and control messages overtake them."""
+    rng = random.Random(f"slow code {scenario.seed}")
+    if rng.random() >= options.slow_code:
+        return scenario
+    times_ms = {name: rng.choice((0.2, 1.0, 1.0, 3.0)) for name in scenario.topology.operators}
+    slice_ms, credit_ms = rng.choice((0.5, 2.0)), rng.choice((3.0, 15.0, 50.0))
+    settings = replace(scenario.settings, slice_ms=slice_ms, dispatch_ms_max=credit_ms)
+    return replace(scenario, service_ms=times_ms, settings=settings)
 
 
 def _recoveries(scenario: Scenario, options: Options) -> Scenario:

@@ -109,6 +109,7 @@ class Scenario(msgspec.Struct, frozen=True):
     bytes_per_ms: dict[str, float] = {}  # "a b" -> bandwidth between two sites, where it is limited
     turn_ms: dict[str, float] = {}  # site -> its router takes what has come within such a time at once
     coming_ms: float = 0.0  # how long the values of a takeover take; the successor works before they arrive
+    service_ms: dict[str, float] = {}  # operator -> time of user code for one row
     mutant: str = ""  # the planted bug of the run (explore/mutants.py); empty: the real code
     encoded: bool = False  # payloads are bytes, and rows of a key that leave together are runs
 
@@ -138,6 +139,7 @@ class Options(msgspec.Struct, frozen=True):
     turns: float = 0.35  # how often routers take several events at once
     little_memory: float = 0.3  # how often instances may hold only a few keys in memory
     round_trips: float = 0.25  # how often keys move back and forth between two instances
+    slow_code: float = 0.35  # how often user code takes time
     runs: float = 0.4  # how often, where no operator is in event time, rows of a key travel as a row batch
 
 
