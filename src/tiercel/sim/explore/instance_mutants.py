@@ -15,6 +15,7 @@ from tiercel.core.instance import checkpoint_loader
 from tiercel.core.instance.checkpoint_writer import CheckpointWriter
 from tiercel.core.instance.instance import Instance
 from tiercel.core.instance.processing import Processing
+from tiercel.core.instance.row_queue import RowQueue
 from tiercel.core.instance.user_code import ProcessorRunner
 from tiercel.core.migration.destination_instance import StateReceiver
 from tiercel.core.migration.instance_moves import InstanceMoves
@@ -127,6 +128,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(ProcessorRunner, "rows_to_retry", lambda _: lambda self, rows: rows),
     ),
     "attributes-survive": (Patch(ProcessorRunner, "reset_attributes", instead(None)),),
+    "adoption-overtakes-shadow": (Patch(RowQueue, "must_wait", instead(False)),),
     # the source of a move
     "capture-offset-too-low": (Patch(StateSender, "captured_offset", _shifted(-1)),),
     "capture-offset-too-high": (Patch(StateSender, "captured_offset", _shifted(1)),),

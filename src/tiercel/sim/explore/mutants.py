@@ -33,6 +33,9 @@ EVICTING = {"little_memory": 1.0, "timed": 0.0, "turns": 0.0}
 LATE = {"kinds": ("windows",), "sites_min": 2, "timed": 1.0}
 
 
+SLOW = {"slow_code": 1.0, "strategies": ("live",), "turns": 0.0}
+
+
 RUNS = {"kinds": ("choosy",), "runs": 1.0}
 TAKEN_OVER = {"faults": ("crash",), "recoveries": 1.0}
 
@@ -100,6 +103,9 @@ MUTANTS: dict[str, Mutant] = {
     "capture-offset-too-low": Mutant("R21", "a captured key claims one entry less than it holds"),
     "capture-offset-too-high": Mutant("R21", "a captured key claims one entry more than it holds"),
     "suppressed-not-released": Mutant("R21", "outputs that the source still withheld at the cut are lost"),
+    "adoption-overtakes-shadow": Mutant(
+        "R21", "a destination owns keys before it has processed the shadow rows that it was sent", SLOW
+    ),
     "vote-forgotten": Mutant("R22", "a restarted router has forgotten its vote"),
     "cut-not-enforced": Mutant("R23", "a source that its router cut off may emit again"),
     "shadow-not-stored": Mutant("R24", "a destination that restarts finds no shadow entries"),
