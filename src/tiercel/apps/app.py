@@ -62,7 +62,7 @@ class App(ABC, Generic[O]):
     name: ClassVar[str]
     about: ClassVar[str]  # one line for lists
     options: type[O]
-    outputs: ClassVar[Mapping[str, Output]]
+    outputs: ClassVar[Mapping[str, Output]]  # all that it can have; its options may leave some out
     key_sets: ClassVar[Mapping[str, KeySet]] = {}  # sets of keys that can move together, besides slots
 
     def first_events(self, options: O, seed: int) -> Iterator[Event]:

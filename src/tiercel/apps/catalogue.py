@@ -14,6 +14,7 @@ from tiercel.apps.app import App
 
 APPS = {  # name -> module, class
     "keycount": ("tiercel.apps.keycount", "KeyCount"),
+    "nexmark": ("tiercel.apps.nexmark.app", "NexmarkApp"),
     "traffic": ("tiercel.apps.traffic", "Traffic"),
     "wordcount": ("tiercel.apps.wordcount", "WordCount"),
 }

@@ -173,7 +173,7 @@ class _Course:
         self._wanted, self._options, self._live, self._built = wanted, options, live, built
         self._show, self._app = show, wanted.app
         self._begun = time.monotonic()
-        subscribers = {name: built.outputs[name].subscribe(after=0) for name in self._app.outputs}
+        subscribers = {name: stream.subscribe(after=0) for name, stream in built.outputs.items()}
         self._sender = Sender(built.inputs, first, events, wanted.rate, wanted.seconds)
         self._receivers = {
             name: Receiver(subscriber, self._app.outputs[name], self._sender)
@@ -299,7 +299,7 @@ class _Course:
             for name, stream in self._built.inputs.items()
         }
         expected = self._app.oracle(spark, inputs, self._options)
-        return {name: expected[name].cache() for name in self._app.outputs}
+        return {name: expected[name].cache() for name in self._built.outputs}
 
     def _wait_for(self, wanted: Mapping[str, int]) -> None:
         """Wait until all rows have come, or none comes any more: the comparison shows what is missing."""
