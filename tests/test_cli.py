@@ -223,3 +223,53 @@ def test_the_entry_point_exits_with_the_code_and_without_a_traceback() -> None:
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: --seeds 0 is out of range")
     assert "Traceback" not in ended.stderr
+
+
+# -- policies --------------------------------------------------------------------------------------------
+
+
+def test_a_simulated_policy_is_shown_beside_the_oracle(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "policy", "simulate", "--trace", "ramp", "--policy", "rate", "--json")
+    (line,) = json.loads(out)
+    assert code == 0
+    assert line["trace"] == "ramp"
+    assert 0 < line["oracle_instance_seconds"] < line["instance_seconds"]
+
+
+def test_recorded_views_are_replayed_through_a_policy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    busy = {"name": "op@a#1", "rate": 900.0, "arrivals": 2_000.0, "busy": 1.0}
+    views = [{"at_s": n, "operators": {"op": {"name": "op", "instances": [busy]}}} for n in range(3)]
+    file = tmp_path / "views.jsonl"
+    file.write_text("\n".join(map(json.dumps, views)), encoding="utf-8")
+    code, out, _ = run(capsys, "policy", "replay", str(file), "--max", "2", "--json")
+    (line,) = json.loads(out)
+    assert code == 0
+    assert (line["outcome"], line["proposal"]["instances"], line["repeated"]) == ("dry run", 2, 2)
+    assert "2000 rows/s arrive" in line["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("simulate", "--trace", "sawtooth"), "unknown trace 'sawtooth'"),
+        (("simulate", "--policy", "clever"), "unknown policy 'clever'"),
+        (("simulate", "--policy", "rate", "--option", "target=1.5"), "target = 1.5"),
+        (("simulate", "--policy", "rate", "--option", "target"), "--option 'target'"),
+        (("simulate", "--min", "3", "--max", "2"), "min = 3 is above max = 2"),
+        (("simulate", "--start-s", "0"), "--start-s 0"),
+        (("replay", "nowhere.jsonl"), "no file nowhere.jsonl"),
+        (("replay", "{file}"), "line 1 is no view"),
+        (("history", "{directory}"), "no deployment"),
+    ],
+)
+def test_a_policy_command_that_cannot_work_says_why(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: tuple[str, ...], named: str
+) -> None:
+    file = tmp_path / "views.jsonl"
+    file.write_text("[1, 2]", encoding="utf-8")
+    given = [a.format(file=file, directory=tmp_path / "empty") for a in arguments]
+    code, _, err = run(capsys, "policy", *given)
+    assert code == 2
+    assert named in err

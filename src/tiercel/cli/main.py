@@ -1,7 +1,8 @@
-"""The command line: `tiercel sim`, `demo`, `app`, `bench`, `chaos`, `state`.
+"""The command line: `tiercel sim`, `demo`, `app`, `bench`, `chaos`, `policy`, `state`.
 
 Responsible for: the commands, and turning a UserError into a message and exit code 2.
-Not responsible for: what the commands do (sim.py, demo.py, app.py, bench.py, chaos.py, state.py).
+Not responsible for: what the commands do (sim.py, demo.py, app.py, bench.py, chaos.py, policy.py, and
+    state.py).
 
 Exit codes: 0 success; 1 a promise was broken; 2 the command could not run as requested.
 """
@@ -16,6 +17,7 @@ from tiercel.cli.app import app as applications
 from tiercel.cli.bench import bench
 from tiercel.cli.chaos import chaos
 from tiercel.cli.demo import demo
+from tiercel.cli.policy import policy
 from tiercel.cli.sim import sim
 from tiercel.cli.state import state
 from tiercel.core.errors import InvalidRequest
@@ -36,6 +38,7 @@ app.command(short_help="Simulate deployments with faults, and check every promis
 app.command(short_help="Inject faults into a deployment on Spark, and check every row.")(chaos)
 app.add_typer(applications, short_help="Run an application of a paper, and check every row.")
 app.add_typer(bench, short_help="Measure a deployment on this machine.")
+app.add_typer(policy, short_help="Try policies, and see what those of a deployment decided.")
 app.add_typer(state, short_help="Inspect, back up, restore, split and merge stored state.")
 
 
