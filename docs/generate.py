@@ -154,28 +154,28 @@ RULES: dict[str, Rule] = {
         "mobile source.",
         (
             "logs.producers:ProducerTable.accept",
-            "logs.inbox:Inbox.sequence",
+            "logs.sequencer:Sequencer.sequence",
             "clients:MobileSource.submit",
         ),
     ),
     "R2": Rule(
         "The marks of a key's origins travel with the key; its new router installs them before its "
         "first append.",
-        ("logs.inbox:Inbox.give_marks", "logs.inbox:Inbox.install_marks"),
+        ("logs.sequencer:Sequencer.give_marks", "logs.sequencer:Sequencer.install_marks"),
     ),
     "R3": Rule(
         "A router holds early rows before it appends them; the order of the log is the processing order.",
         (
-            "logs.inbox:Inbox._sequence_here",
+            "logs.sequencer:Sequencer._sequence_here",
             "migration.destination_instance:StateReceiver.checkpoint_position",
         ),
     ),
     "R4": Rule(
         "A change of path never reorders the rows that one sender has for one key.",
         (
-            "logs.inbox:Inbox._number",
-            "logs.inbox:Inbox._sequence_here",
-            "logs.inbox:Inbox.find_awaiting_own_rows",
+            "logs.sequencer:Sequencer.number",
+            "logs.sequencer:Sequencer._sequence_here",
+            "logs.sequencer:Sequencer.await_own_rows",
         ),
     ),
     "R5": Rule(
@@ -250,7 +250,7 @@ RULES: dict[str, Rule] = {
     ),
     "R16": Rule(
         "A router forwards a row only to a strictly newer epoch; otherwise the row waits for the table.",
-        ("logs.inbox:Inbox.sequence", "logs.inbox:Inbox.release_waiting"),
+        ("logs.sequencer:Sequencer.sequence", "logs.sequencer:Sequencer.release_waiting"),
     ),
     "R17": Rule(
         "Log time never runs backwards; a moved key keeps its clock; no watermark overtakes a row.",

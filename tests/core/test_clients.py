@@ -80,7 +80,7 @@ class Programs:
 
     def rows(self) -> list[object]:
         entries = [entry for key, entry in self.driver.disks["a"].items() if key[:2] == ("inbox", "op")]
-        return [row[2] for entry in entries for rows in entry.parts.values() for row in rows]
+        return [row[2] for entry in entries for row in entry.all_rows()]
 
 
 @pytest.mark.parametrize("router_restarts", [False, True])

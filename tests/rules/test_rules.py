@@ -23,6 +23,7 @@ from tiercel.core import messages as m
 from tiercel.core.instance import user_code
 from tiercel.core.logs.dispatch import DispatchPhase
 from tiercel.core.machine.events import Connected, Disconnected
+from tiercel.core.machine.names import ShadowReaderName
 from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.keys import KeySet
 from tiercel.core.model.log import Compare, Flip, Output
@@ -286,15 +287,13 @@ def test_R16_a_row_with_a_newer_epoch_waits_for_the_routing_table() -> None:
     driver.send("b", row_for_c(epoch=2), "a")
     assert driver.log("b") == []
     assert [k for k in driver.disks["b"] if k[0] == "outbox"] == []
-    assert len(driver.machines["b"].inboxes["op"].waiting) == 1
+    assert len(driver.machines["b"].inboxes["op"].sequencer.waiting) == 1
     assert driver.messages("b", "a", m.OwnerChanged) == []
     assert [r.settled for r in driver.messages("b", "a", m.SiteFrameReceipt)] == [
         []
     ]  # received, but not settled
     driver.send("b", flipped_to_b(epoch=2), "c")
-    assert [row for e in driver.log("b") for rows in e.parts.values() for row in rows] == [
-        (key_in(3), 5, "x")
-    ]
+    assert [row for e in driver.log("b") for row in e.all_rows()] == [(key_in(3), 5, "x")]
     assert driver.messages("b", "a", m.SiteFrameReceipt)[-1].settled == [1]
 
 
@@ -482,7 +481,7 @@ def keys_whose_shadow_is_behind(mutant: str = "") -> SmallDeployment:
         driver = SmallDeployment(settings=Settings(read_entries_max=1)).start()
         key = key_in(0)
         driver.produce("a", (key, 0, 1))
-        driver.slow_readers = {"shadow|m1"}
+        driver.slow_readers = {ShadowReaderName("m1")}
         driver.move(SLOT_0, A, B, "live")
         while not any(isinstance(entry.control, Compare) for entry in driver.log("a")):
             driver.advance_ms(1)
@@ -554,7 +553,7 @@ def test_R26_after_the_flip_a_row_of_its_keys_is_in_the_outbox_and_not_in_the_lo
     (flip,) = [e.offset for e in driver.log("a") if isinstance(e.control, Flip)]
     driver.withholds = lambda sender, to, message: (sender, to) == ("a", "b")
     driver.produce("a", (key, 1, 1))
-    assert [e.offset for e in driver.log("a") if e.parts and e.offset > flip] == []
+    assert [e.offset for e in driver.log("a") if e.row_count and e.offset > flip] == []
     under_way = [v[0] for k, v in driver.disks["a"].items() if k[:3] == ("outbox", "b", "op")]
     assert [f.rows for f in under_way if f.rows] == [[(key, 1, 1, "a", 1, 2)]]
 

@@ -199,9 +199,11 @@ def test_router_recovered_from_its_store_equals_the_original(
             )
             assert again.table.slots == inbox.table.slots
             assert again.table.overrides == inbox.table.overrides
-            assert {k: v for k, v in again.marks.items() if v} == {k: v for k, v in inbox.marks.items() if v}
-            assert (again.counts, again.readers, again.emitted) == (
-                inbox.counts,
+            assert {k: v for k, v in again.sequencer.marks.items() if v} == {
+                k: v for k, v in inbox.sequencer.marks.items() if v
+            }
+            assert (again.sequencer.counts, again.readers, again.emitted) == (
+                inbox.sequencer.counts,
                 inbox.readers,
                 inbox.emitted,
             )

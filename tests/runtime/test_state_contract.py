@@ -23,6 +23,7 @@ from machines_in_memory import SmallDeployment, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.machine.effects import StorageKey, Write
 from tiercel.core.machine.events import CheckpointLoaded, TimerFired
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.model.keys import KeySet, StateImage
 from tiercel.core.settings import Settings
 from tiercel.core.state.handle import KeyState
@@ -83,9 +84,9 @@ class Arrangement(SmallDeployment):
 
     # -- what is done ------------------------------------------------------------------------
 
-    def fire(self, instance: str, timer: str) -> None:
-        if self.timers.pop((instance, timer), None) is not None:
-            self.handle(instance, TimerFired(timer))
+    def fire(self, instance: str, kind: TimerKind) -> None:
+        if self.timers.pop((instance, Timer(kind)), None) is not None:
+            self.handle(instance, TimerFired(Timer(kind)))
 
     def move_away(self, key: bytes, whole_slot: bool, strategy: str) -> None:
         table = self.machines[SITE].inboxes["op"].table
@@ -164,9 +165,9 @@ class Contract(RuleBasedStateMachine):
     def checkpoint(self, instance: str, slices: int) -> None:
         """Perhaps not to its end; what it lets go leaves memory, where that is limited."""
         for arrangement in self.arrangements:
-            arrangement.fire(instance, "checkpoint")
+            arrangement.fire(instance, TimerKind.CHECKPOINT)
             for _ in range(slices):
-                arrangement.fire(instance, "slice")
+                arrangement.fire(instance, TimerKind.SLICE)
 
     @rule(instances=st.sampled_from([INSTANCES[:1], INSTANCES[1:], INSTANCES]))
     def crash(self, instances: tuple[str, ...]) -> None:

@@ -186,6 +186,36 @@ def test_other_connections_are_served_while_state_is_read_from_a_slow_backup(pla
     assert play.machine.events[2:] == [Connected("caller"), Received("caller", note)]
 
 
+def test_a_message_that_a_machine_sends_before_it_knows_of_a_reconnect_is_lost_with_the_old_connection(
+    play: Play,
+) -> None:
+    """On the new connection the peer would take it for an answer to what it says there first."""
+    peer, old, new = Echo(), m.Forget("old"), m.Forget("new")
+    heard = play.machine.on_event
+
+    def speaks(event: Event, now_ms: float) -> list[Effect]:
+        heard(event, now_ms)
+        if event == TimerFired("backup"):
+            return [Send("peer", old)]
+        return [Send("peer", new)] if event == Connected("peer") and len(play.machine.events) > 1 else []
+
+    play.machine.on_event = speaks  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        async with play.running(play.host, play.make("peer", peer, dials=["needs"])):
+            await until(lambda: play.machine.events == [Connected("peer")], "no connection")
+            play.host.deliver(TimerFired("backup"))
+            await until(play.restore.asked.is_set, "nobody reads")
+            play.host.drop("peer")
+            await until(lambda: peer.events.count(Connected("needs")) == 2, "the peer does not come back")
+            play.restore.answers.set()
+            await until(lambda: Received("needs", new) in peer.events, "nothing comes on the new connection")
+
+    asyncio.run(scenario())
+    assert play.kinds[1:5] == ["StateRead", "backup", "Disconnected", "Connected"]
+    assert Received("needs", old) not in peer.events
+
+
 def test_more_state_than_one_turn_may_read_is_read_by_a_thread(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ def test_the_table_of_crash_points_has_every_step_that_moves_take(strategy: str)
     hint = "python -m tiercel.sim.explore.crash_points prints the table as it should be"
     assert not forgotten, f"not in the table: {forgotten}; {hint}"
     assert not gone, f"no longer seen: {gone}; {hint}"
-    assert len(found) == len(expected), "each step is listed once"
+    assert found == expected, f"in another order than discovered; {hint}"
 
 
 def test_every_strategy_has_crash_points_in_every_role() -> None:

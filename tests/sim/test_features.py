@@ -26,7 +26,7 @@ def test_some_scenarios_have_row_batches() -> None:
 
 
 def _rows(entry: Entry) -> list[Row]:
-    return [row for rows in entry.parts.values() for row in rows]
+    return [row for row in entry.all_rows()]
 
 
 def test_some_scenarios_move_keys_back_and_forth() -> None:

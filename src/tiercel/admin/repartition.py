@@ -295,9 +295,7 @@ def _refuse_rows_in_log(router: StoreView, operator: str, instance: str, applied
     waiting = 0
     for stored, entry in router.scan(("inbox", operator)):
         if int(stored[-1]) > applied:
-            waiting += sum(
-                len(rows) for part, rows in entry.parts.items() if part.rpartition("|")[2] == instance
-            )
+            waiting += len(entry.rows_of(instance))
     if waiting:
         _refuse(f"{waiting} rows in the log of {instance} are not in its checkpoint")
 

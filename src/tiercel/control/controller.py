@@ -20,6 +20,7 @@ from tiercel.core import messages as m
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.machine.effects import Effect, Launch, Retire, StorageKey
 from tiercel.core.machine.events import Connected, Disconnected, Durable, Event, Received, TimerFired
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Journal, Step
 from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.keys import Key
@@ -159,7 +160,7 @@ class Controller:
             self._end_retirement(step, successor)
         self._keep(step, RecoveryRequest(name, instance, successors))
         self._pursue(step)
-        step.timer("retry", now_ms + self.settings.retry_ms)
+        step.timer(Timer(TimerKind.RETRY), now_ms + self.settings.retry_ms)
         return name, self.journal.commit(step)
 
     def _number(self, step: Step) -> int:
@@ -240,7 +241,7 @@ class Controller:
         match event:
             case Connected(peer=peer) if peer in self.topology.sites:
                 step.send(peer, m.StatusQuery())
-                step.timer("retry", now_ms + self.settings.retry_ms)
+                step.timer(Timer(TimerKind.RETRY), now_ms + self.settings.retry_ms)
             case Disconnected():
                 pass
             case Durable(seq=seq):
@@ -265,7 +266,7 @@ class Controller:
         if self.scales or self.retiring or self.recoveries:
             self._ask_status(step)
         if self.active or self.scales or self.retiring or self.recoveries:
-            step.timer("retry", step.now_ms + self.settings.retry_ms)
+            step.timer(Timer(TimerKind.RETRY), step.now_ms + self.settings.retry_ms)
 
     @property
     def active(self) -> list[TrackedMove]:
@@ -275,7 +276,7 @@ class Controller:
         self._questions += 1
         for site in self.topology.sites:
             step.send(site, m.StatusQuery(self._questions, self._versions.get(site, {})))
-        step.timer("retry", step.now_ms + self.settings.retry_ms)
+        step.timer(Timer(TimerKind.RETRY), step.now_ms + self.settings.retry_ms)
 
     # -- moves -------------------------------------------------------------------------------
 
@@ -295,7 +296,7 @@ class Controller:
             self._save(step, tracked)
             busy.append(tracked)
             self._ask(step, tracked)
-            step.timer("retry", step.now_ms + self.settings.retry_ms)
+            step.timer(Timer(TimerKind.RETRY), step.now_ms + self.settings.retry_ms)
 
     def _overlap(self, a: PlannedMove, b: PlannedMove) -> bool:
         if a.operator != b.operator:

@@ -35,7 +35,7 @@ from tiercel.runtime.net.addresses import reachable
 from tiercel.runtime.net.registry import Registry
 from tiercel.runtime.net.tls import TlsFiles
 
-FORMAT = 1  # of everything below this directory
+FORMAT = 2  # of everything below this directory
 SECRET_BYTES = 32
 
 Durability = Literal["os", "disk", "replica"]

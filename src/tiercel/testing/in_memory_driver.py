@@ -49,6 +49,7 @@ from tiercel.core.machine.events import (
     StateRead,
     TimerFired,
 )
+from tiercel.core.machine.names import Timer, TimerKind, TimerName
 from tiercel.core.migration.parallel_recovery import is_of_share
 from tiercel.core.model.keys import Key, KeySet, StateImage, StoredKeyInfo
 from tiercel.core.model.log import Output, Row, Takeover
@@ -62,10 +63,16 @@ from tiercel.runtime.net.wire import LENGTH_BYTES, decode_message, encode_frame
 
 CONTROLLER = "controller"
 REQUESTER = "requester"  # sends move requests; no machine has this name, `sent` records the replies to it
+TimerKey = tuple[str, TimerName]  # machine and timer
+
 EVENTS_MAX = 1_000_000  # more events than this without a pause are an endless loop
 ROUNDS_MAX = 1_000  # rounds of timers until a move has ended; about ten are usual
 
 MoveRole = Literal["source router", "destination router", "source instance", "destination instance"]
+
+
+def is_tick(timer: TimerName) -> bool:
+    return isinstance(timer, Timer) and timer.kind is TimerKind.TICK
 
 
 class InMemoryDriver:
@@ -92,7 +99,7 @@ class InMemoryDriver:
         self.machines: dict[str, Any] = {}
         self.disks: dict[str, dict[StorageKey, Any]] = defaultdict(dict)
         self.incarnations: dict[str, int] = defaultdict(int)
-        self.timers: dict[tuple[str, str], float] = {}
+        self.timers: dict[TimerKey, float] = {}
         self.statuses: dict[str, m.MoveStatus] = {}  # the last report about each move
         self.sent: list[tuple[str, str, Any]] = []
         self.writes: dict[str, list[Write]] = defaultdict(list)
@@ -210,21 +217,22 @@ class InMemoryDriver:
             routers = [self.machines[site] for site in self.topology.sites]
             if not any(router.outgoing_moves or router.incoming_moves for router in routers):
                 return
-            self.fire_timers([key for key in self.timers if not key[1].startswith("tick|")])
+            self.fire_timers([key for key in self.timers if not is_tick(key[1])])
         raise CoreBug(f"a move does not end: {self.statuses}")
 
     def checkpoint(self) -> None:
         """Makes every instance take a checkpoint now."""
-        self.fire_timers([key for key in self.timers if key[1] == "checkpoint"])
+        self.fire_timers([key for key in self.timers if key[1] == Timer(TimerKind.CHECKPOINT)])
 
     def advance_ms(self, duration_ms: float) -> None:
         """Lets time pass: timers fire when they are due, and processes that ended are started again."""
         end_ms = self.now_ms + duration_ms
         while True:
             self.restart_exited()
-            at_ms, key = min(((at, key) for key, at in self.timers.items()), default=(end_ms + 1, ("", "")))
-            if at_ms > end_ms:
+            key = min(self.timers, key=lambda key: (self.timers[key], key[0], str(key[1])), default=None)
+            if key is None or self.timers[key] > end_ms:
                 break
+            at_ms = self.timers[key]
             self.now_ms = max(self.now_ms, at_ms)
             self.fire_timers([key])
         self.now_ms = end_ms
@@ -233,9 +241,9 @@ class InMemoryDriver:
         """Sets the clock: timers that are due, and the log's clock ticks, fire once at the new time."""
         self.now_ms = now_ms
         timers = self.timers.items()
-        self.fire_timers([key for key, at_ms in timers if at_ms <= now_ms or key[1].startswith("tick|")])
+        self.fire_timers([key for key, at_ms in timers if at_ms <= now_ms or is_tick(key[1])])
 
-    def fire_timers(self, timers: Iterable[tuple[str, str]]) -> None:
+    def fire_timers(self, timers: Iterable[TimerKey]) -> None:
         """Fires those of the timers that are still set, whether or not they are due."""
         for name, timer in timers:
             if self.timers.pop((name, timer), None) is not None:

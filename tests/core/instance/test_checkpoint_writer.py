@@ -12,6 +12,7 @@ from machines_in_memory import REQUESTER, SLOTS, SmallDeployment, key_in, topolo
 from tiercel.core import messages as m
 from tiercel.core.instance.checkpoint_loader import load
 from tiercel.core.machine.events import TimerFired
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import CheckpointHeader
 from tiercel.core.model.keys import KeySet
@@ -31,17 +32,17 @@ class Play:
     def produce(self, *keys: bytes) -> None:
         self.driver.produce("a", *[(key, 0, ("x", 1)) for key in keys])
 
-    def fire(self, timer: str) -> None:
-        self.driver.timers.pop((ME, timer), None)
-        self.driver.handle(ME, TimerFired(timer))
+    def fire(self, kind: TimerKind) -> None:
+        self.driver.timers.pop((ME, Timer(kind)), None)
+        self.driver.handle(ME, TimerFired(Timer(kind)))
 
     @property
     def writing(self) -> bool:
-        return (ME, "slice") in self.driver.timers
+        return (ME, Timer(TimerKind.SLICE)) in self.driver.timers
 
     def write_all(self) -> None:
         while self.writing:
-            self.fire("slice")
+            self.fire(TimerKind.SLICE)
 
     def stored(self, generation: int) -> set[bytes]:
         disk = self.driver.disks[ME]
@@ -61,10 +62,10 @@ class Play:
 
 def test_a_checkpoint_is_valid_only_with_its_last_slice() -> None:
     play = Play()
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     assert len(play.stored(1)) == 2
     assert play.cursor is None
-    play.fire("slice")
+    play.fire(TimerKind.SLICE)
     assert len(play.stored(1)) == 4
     play.write_all()
     assert play.stored(1) == set(KEYS)
@@ -75,7 +76,7 @@ def test_a_checkpoint_is_valid_only_with_its_last_slice() -> None:
 def test_a_checkpoint_holds_keys_as_they_were_when_it_began() -> None:
     play = Play()
     before = play.states()
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     applied = play.driver.machines[ME].applied
     play.produce(*KEYS)
     play.write_all()
@@ -87,17 +88,17 @@ def test_a_checkpoint_holds_keys_as_they_were_when_it_began() -> None:
 
 def test_slices_of_an_unfinished_checkpoint_are_never_loaded() -> None:
     play = Play()
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.write_all()
     play.produce(*KEYS)
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     assert len(play.stored(2)) == 2
     expected = play.states()
     play.driver.restart(ME)
     assert play.states() == expected, "replayed from the whole checkpoint"
     play.produce(KEYS[0])
     expected = play.states()
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.write_all()
     play.driver.restart(ME)
     assert play.states() == expected
@@ -107,14 +108,14 @@ def test_slices_of_an_unfinished_checkpoint_are_never_loaded() -> None:
 def test_a_checkpoint_without_dirty_keys_uses_up_its_generation() -> None:
     """Found by seed 583: slices of an unfinished checkpoint had the generation of the stored header."""
     play = Play()
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.write_all()
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.write_all()
     assert play.stored(2) == set()
     play.driver.restart(ME)
     play.produce(*KEYS)
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     expected = play.states()
     assert len(play.stored(3)) == 2
     play.driver.restart(ME)
@@ -134,7 +135,7 @@ def test_a_checkpoint_deletes_the_versions_that_it_replaces() -> None:
     play = Play()
     for generation in (1, 2, 3):
         play.produce(*KEYS)
-        play.fire("checkpoint")
+        play.fire(TimerKind.CHECKPOINT)
         play.write_all()
         places = [place for place in play.driver.disks[ME] if place[0] == "state"]
         assert sorted(places) == sorted((*place[:3], generation) for place in places)
@@ -144,17 +145,17 @@ def test_a_checkpoint_deletes_the_versions_that_it_replaces() -> None:
 @pytest.mark.parametrize("swept", [0, 1, 2])
 def test_a_deleted_key_is_not_restored_from_a_version_not_yet_swept(swept: int) -> None:
     play = Play()
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.write_all()
     play.produce(*KEYS)
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     while len(play.stored(2)) < len(KEYS):
-        play.fire("slice")
+        play.fire(TimerKind.SLICE)
     for _ in range(swept):
-        play.fire("slice")
+        play.fire(TimerKind.SLICE)
     instance = play.driver.machines[ME]
     instance.space.discard(KEYS[3])
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.write_all()
     play.driver.restart(ME)
     assert set(play.states()) == set(KEYS) - {KEYS[3]}
@@ -163,18 +164,18 @@ def test_a_deleted_key_is_not_restored_from_a_version_not_yet_swept(swept: int) 
 def test_slices_of_an_abandoned_checkpoint_are_deleted_even_if_the_load_missed_them() -> None:
     """Found by seed 419: the instance was reset in the same incarnation before the slices were on disk."""
     play = Play()
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.write_all()
     whole = dict(play.driver.disks[ME])
     play.produce(*KEYS)
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     assert len(play.stored(2)) == 2
     instance = play.driver.machines[ME]
     applied = instance.applied
     instance.reset()
     load(Step(0.0), instance, whole, 0, -1)
     instance.loaded, instance.applied, instance.durable = True, applied, applied
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.write_all()
     assert play.cursor is not None
     assert play.cursor.generation > 2
@@ -193,9 +194,9 @@ def test_a_crash_at_any_slice_restores_the_same_state(script: list[bytes | str])
         if isinstance(act, bytes):
             play.produce(act)
         elif act == "look" and play.writing:
-            play.fire("slice")
+            play.fire(TimerKind.SLICE)
         elif act == "checkpoint":
-            play.fire("checkpoint")
+            play.fire(TimerKind.CHECKPOINT)
         elif act == "crash":
             expected = play.states()
             play.driver.restart(ME)

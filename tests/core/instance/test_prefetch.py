@@ -12,6 +12,7 @@ from tiercel.core.errors import CoreBug
 from tiercel.core.instance.instance import Instance
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.events import Event, Received, StateRead, TimerFired
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.model.keys import KeySet
 from tiercel.core.model.log import Compare, Entry, Row, Tick
 from tiercel.core.settings import Settings
@@ -28,18 +29,18 @@ class Play:
         limits = Settings(**{"memory_bytes_max": 1, "checkpoint_ms": 1e6, "slice_keys": 100} | settings)
         self.driver = SmallDeployment(topology(["a"], kind, instances=(ME, OTHER)), limits, kind).start()
         self.driver.produce("a", *[self.row(key) for key in KEYS])
-        self.fire("checkpoint")
-        while (ME, "slice") in self.driver.timers:
-            self.fire("slice")
+        self.fire(TimerKind.CHECKPOINT)
+        while (ME, Timer(TimerKind.SLICE)) in self.driver.timers:
+            self.fire(TimerKind.SLICE)
         assert set(self.machine.space.evicted) == set(KEYS)
 
     @staticmethod
     def row(key: bytes) -> Row:
         return (key, 0, ("x", 1))
 
-    def fire(self, timer: str) -> None:
-        self.driver.timers.pop((ME, timer), None)
-        self.driver.handle(ME, TimerFired(timer))
+    def fire(self, kind: TimerKind) -> None:
+        self.driver.timers.pop((ME, Timer(kind)), None)
+        self.driver.handle(ME, TimerFired(Timer(kind)))
 
     @property
     def machine(self) -> Instance:
@@ -154,16 +155,16 @@ def capturing(**settings: Any) -> Play:
 
 def test_a_capture_misses_about_as_many_keys_as_its_next_chunk_takes() -> None:
     play = capturing(chunk_keys_max=2)
-    assert play.missing(TimerFired("capture|m1")) == set(sorted(KEYS[:6])[:2])
-    assert play.missing(TimerFired("capture|unknown")) == set()
+    assert play.missing(TimerFired(Timer(TimerKind.CAPTURE, "m1"))) == set(sorted(KEYS[:6])[:2])
+    assert play.missing(TimerFired(Timer(TimerKind.CAPTURE, "unknown"))) == set()
 
 
 def test_a_capture_ends_its_chunk_before_a_key_that_was_not_read() -> None:
     play = capturing(chunk_keys_max=4)
-    missing = play.machine.missing_state(TimerFired("capture|m1"))
+    missing = play.machine.missing_state(TimerFired(Timer(TimerKind.CAPTURE, "m1")))
     assert len(missing) == 4
     play.read(missing[:3])
-    play.handle(TimerFired("capture|m1"))
+    play.handle(TimerFired(Timer(TimerKind.CAPTURE, "m1")))
     sender = play.machine.senders["m1"]
     assert set(sender.captured_at) == {place[2] for place in missing[:3]}
     assert len(sender.queue) == 3
@@ -222,7 +223,7 @@ def test_a_restarted_source_keeps_keys_that_moved_back() -> None:
     play.driver.advance_ms(3_000)
     play.driver.move(KeySet(slots=frozenset({0})), OTHER, ME, name="m2")
     play.driver.advance_ms(3_000)
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.driver.advance_ms(100)
     assert all(play.machine.space.has(key) for key in KEYS)
     play.driver.restart(ME)

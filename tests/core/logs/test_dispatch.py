@@ -5,7 +5,7 @@ from __future__ import annotations
 from tiercel.core.logs.dispatch import DispatchCursor, DispatchPhase, TailCache
 from tiercel.core.machine.effects import Send
 from tiercel.core.machine.step import Step
-from tiercel.core.model.log import OWN, SHADOW, Entry, Row, Tick
+from tiercel.core.model.log import OWN, SHADOW, Entry, MovePart, Row, Tick
 
 ME = "op@a#0"
 ROWS: list[Row] = [(b"k", 1, "x"), (b"k", 2, "y")]
@@ -96,17 +96,19 @@ def test_an_incoming_move_behind_its_reader_gets_only_its_own_part_again() -> No
     reader.attach(1, 1)
     reader.resume(5, {"m1": (OWN, 2)}, 0)
     assert reader.cursor == 2
-    mixed = Entry(3, 0, {ME: ROWS, f"m1|{ME}": ROWS, "m1|other": ROWS})
-    assert reader.share_of(mixed) == {f"m1|{ME}": ROWS}
-    assert reader.share_of(Entry(2, 0, {f"m1|{ME}": ROWS})) == {}
-    assert reader.share_of(Entry(6, 0, {ME: ROWS})) == {ME: ROWS}
+    mine = MovePart("m1", ME, ROWS)
+    mixed = Entry(3, 0, {ME: ROWS}, None, (mine, MovePart("m1", "other", ROWS)))
+    assert reader.share_of(mixed) == ({}, (mine,))
+    assert reader.share_of(Entry(2, 0, {}, None, (mine,))) == ({}, ())
+    assert reader.share_of(Entry(6, 0, {ME: ROWS})) == ({ME: ROWS}, ())
 
 
 def test_a_move_that_still_reads_its_shadow_gets_every_part_of_its_own_log() -> None:
     reader = DispatchCursor(ME, 9, 16)
     reader.attach(1, 1)
     reader.resume(5, {"m1": (SHADOW, 2)}, 0)
-    assert reader.share_of(Entry(6, 0, {f"m1|{ME}": ROWS})) == {f"m1|{ME}": ROWS}
+    mine = MovePart("m1", ME, ROWS)
+    assert reader.share_of(Entry(6, 0, {}, None, (mine,))) == ({}, (mine,))
 
 
 def test_a_replay_has_control_records_and_no_rows_of_other_readers() -> None:

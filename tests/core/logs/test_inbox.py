@@ -5,8 +5,9 @@ from __future__ import annotations
 from machines_in_memory import REQUESTER, SmallDeployment, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.logs.inbox import Inbox
-from tiercel.core.logs.site_outbox import InboundFrame
+from tiercel.core.logs.site_outbox import FrameId, InboundFrame
 from tiercel.core.machine.effects import SetTimer
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import LogReader
 from tiercel.core.model.keys import KeySet
@@ -33,15 +34,20 @@ class Play:
     def frame(self, *rows: Row) -> tuple[dict[str, list[Row]], RouteUpdate | None, InboundFrame]:
         """A frame of stamped rows; returns forwarded rows, the correction for its sender, and the frame."""
         self.frames += 1
-        inbound = InboundFrame(("c", "op", self.frames))
+        inbound = InboundFrame(FrameId("c", "op", self.frames))
         onward, correction = self.inbox.sequence(self.step, list(rows), (inbound,))
         return onward, correction, inbound
+
+    def returns(self, marks: dict[bytes, dict[str, int]]) -> None:
+        """Keys come back to this site, with the marks of their last sequencer."""
+        keys = KeySet(keys=frozenset(marks))
+        self.inbox.sequencer.install_marks(self.step, marks, keys, lambda key: True)
 
     def log(self) -> list[Entry]:
         return [self.step.puts["inbox", "op", o] for o in range(1, self.inbox.offset + 1)]
 
     def payloads(self) -> list[list[object]]:
-        return [[row[2] for rows in e.parts.values() for row in rows] for e in self.log()]
+        return [[row[2] for row in e.all_rows()] for e in self.log()]
 
 
 def row(n: int, key: bytes = HERE, epoch: int = 1, origin: str = "c") -> Row:
@@ -103,7 +109,7 @@ def test_an_early_row_is_held_until_the_gap_is_closed() -> None:
     play.frame(row(1))
     assert play.payloads() == [[1, 2, 3]]
     assert (second.held, third.held) == (0, 0)
-    assert play.inbox.held == {}
+    assert play.inbox.sequencer.held == {}
     assert play.step.puts["mark", "op", HERE] == {"c": 3}
 
 
@@ -137,7 +143,7 @@ def test_a_row_with_a_newer_epoch_waits_for_the_table() -> None:
     play = Play()
     onward, correction, inbound = play.frame(row(1, key=THERE, epoch=2))
     assert (onward, correction, inbound.held) == ({}, None, 1)
-    assert [held.row for held in play.inbox.release_waiting()] == [row(1, key=THERE, epoch=2)]
+    assert [held.row for held in play.inbox.sequencer.release_waiting()] == [row(1, key=THERE, epoch=2)]
     assert inbound.held == 0
 
 
@@ -156,22 +162,24 @@ def test_a_moving_key_takes_its_sequence_marks_and_its_held_rows_are_forwarded()
     play.frame(row(1), row(1, key=key_in(1)))
     _, _, early = play.frame(row(3))
 
+    keys = KeySet(keys=frozenset({HERE}))
+
     def leaves(key: bytes) -> bool:
         return key == HERE
 
-    assert play.inbox.give_marks(play.step, leaves) == {HERE: {"c": 1}}
+    assert play.inbox.sequencer.give_marks(play.step, keys, leaves) == {HERE: {"c": 1}}
     assert ("mark", "op", HERE) in play.step.deletes
-    assert [held.row[4] for held in play.inbox.drop_held(leaves)] == [3]
+    assert [held.row[4] for held in play.inbox.sequencer.drop_held(keys, leaves)] == [3]
     assert early.held == 0
-    assert play.inbox.marks == {key_in(1): {"c": 1}}
+    assert play.inbox.sequencer.marks == {key_in(1): {"c": 1}}
 
 
 def test_a_returning_key_takes_new_rows_after_its_forwarded_ones() -> None:
     play = Play()
     assert play.append_or_forward((THERE, 0, "old")) == {"b": [(THERE, 0, "old", "a", 1, 1)]}
     play.inbox.update_table(play.step, RouteUpdate({}, {THERE: Route(A, 2)}))
-    play.inbox.install_marks(play.step, {THERE: {}}, lambda key: key == THERE)
-    assert play.inbox.awaiting_own_rows == {THERE}
+    play.returns({THERE: {}})
+    assert set(play.inbox.sequencer.awaiting_own_rows) == {THERE}
     assert play.append_or_forward((THERE, 0, "new")) == {"a": [(THERE, 0, "new", "a", 2, 2)]}, (
         "into the site's outbox to itself"
     )
@@ -179,7 +187,7 @@ def test_a_returning_key_takes_new_rows_after_its_forwarded_ones() -> None:
     assert play.payloads() == []
     play.frame((THERE, 0, "old", "a", 1, 2))
     assert play.payloads() == [["old", "new"]]
-    assert play.inbox.awaiting_own_rows == set()
+    assert not play.inbox.sequencer.awaiting_own_rows
     assert play.append_or_forward((THERE, 0, "newest")) == {}
     assert play.payloads() == [["old", "new"], ["newest"]]
 
@@ -188,8 +196,8 @@ def test_a_returning_key_without_forwarded_rows_waits_for_none() -> None:
     play = Play()
     play.append_or_forward((THERE, 0, "old"))
     play.inbox.update_table(play.step, RouteUpdate({}, {THERE: Route(A, 2)}))
-    play.inbox.install_marks(play.step, {THERE: {"a": 1}}, lambda key: key == THERE)
-    assert play.inbox.awaiting_own_rows == set()
+    play.returns({THERE: {"a": 1}})
+    assert not play.inbox.sequencer.awaiting_own_rows
 
 
 # -- trimming ----------------------------------------------------------------------------------
@@ -232,7 +240,7 @@ def test_a_long_log_is_trimmed_in_several_steps() -> None:
     play.inbox.trim(play.step)
     assert play.inbox.trimmed == most
     timers = [e.name for e in play.step.effects if isinstance(e, SetTimer)]
-    assert timers == ["trim|op"]
+    assert timers == [Timer(TimerKind.TRIM, "op")]
     play.inbox.trim(play.step)
     assert play.inbox.trimmed == most + 1
     assert len([e for e in play.step.effects if isinstance(e, SetTimer)]) == 1

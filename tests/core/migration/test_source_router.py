@@ -320,7 +320,7 @@ def test_a_full_shadow_outbox_undoes_the_move_and_loses_no_row() -> None:
         play.driver.produce("a", (KEY, n, n))
     assert play.outgoing.phase is SourceRouterPhase.ABORTED
     assert play.outgoing.record.reason == "the shadow outbox is full"
-    assert len([e for e in play.driver.log("a") if e.parts]) == 5
+    assert len([e for e in play.driver.log("a") if e.row_count]) == 5
 
 
 # -- requests ----------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_no_update_lowers_the_epoch_of_an_entry(updates: list[RouteUpdate]) -> N
     t = table()
     for update in updates:
         before = copy.deepcopy(t)
-        changed = t.take(update)
+        changed = bool(t.take(update))
         assert changed == ((before.slots, before.overrides) != (t.slots, t.overrides))
         for slot in range(SLOTS):
             assert t.slots[slot].epoch >= before.slots[slot].epoch

@@ -56,7 +56,7 @@ class Site:
         return [found[offset] for offset in sorted(found)]
 
     def rows(self, operator: str) -> list[Any]:
-        return [row for entry in self.log(operator) for rows in entry.parts.values() for row in rows]
+        return [row for entry in self.log(operator) for row in entry.all_rows()]
 
     def watermarks(self, operator: str) -> list[int]:
         return [e.control.value_ms for e in self.log(operator) if isinstance(e.control, Watermark)]

@@ -8,6 +8,7 @@ import msgspec
 
 from machines_in_memory import SmallDeployment, key_in, topology
 from tiercel.core import messages as m
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.model.log import Row, Watermark
 from tiercel.core.model.topology import Operator, Stream, Topology
 from tiercel.core.router.watermarks import FOREVER
@@ -50,7 +51,7 @@ class Play:
         """Event times of the rows in the log, and watermarks in brackets, in order."""
         found: list[Any] = []
         for entry in self.driver.log(site):
-            found += [row[1] for rows in entry.parts.values() for row in rows]
+            found += [row[1] for row in entry.all_rows()]
             if isinstance(entry.control, Watermark):
                 found.append([entry.control.value_ms])
         return found
@@ -152,12 +153,12 @@ def test_an_operator_downstream_of_one_without_event_time_gets_no_late_rows() ->
     driver = SmallDeployment(chain).start("a", "op@a#0", "then@a#0")
     for at in (100, 150, 60):
         driver.produce("a", (key_in(0), at, 1))
-    assert [row[1] for entry in driver.log("a") for rows in entry.parts.values() for row in rows] == [
+    assert [row[1] for entry in driver.log("a") for row in entry.all_rows()] == [
         100,
         150,
         60,
     ]
-    seen = [row[1] for entry in driver.log("a", "then") for rows in entry.parts.values() for row in rows]
+    seen = [row[1] for entry in driver.log("a", "then") for row in entry.all_rows()]
     assert seen == [100, 150]
     assert driver.machines["a"].watermarks.late == {"then": 1}
 
@@ -205,7 +206,7 @@ def test_a_stream_with_steady_rows_never_becomes_idle() -> None:
         play.write(1_000 + n)
         play.driver.advance_ms(60)
         assert play.watermark() == 90 + n
-    timers = [name for name in play.driver.timers if name == ("b", "idle|in")]
+    timers = [name for name in play.driver.timers if name == ("b", Timer(TimerKind.IDLE, "in"))]
     assert len(timers) == 1
 
 
@@ -229,7 +230,9 @@ def test_the_watermark_stays_when_all_sites_are_idle() -> None:
     play.write(100)
     play.driver.advance_ms(300)
     assert [play.watermark(site) for site in "ab"] == [90, 90]
-    assert not [name for _, name in play.driver.timers if name.startswith("idle|")]
+    assert not [
+        name for _, name in play.driver.timers if isinstance(name, Timer) and name.kind is TimerKind.IDLE
+    ]
     play.write(95, 120)
     assert play.taken() == [100, [90], 95, 120, [110]]
 

@@ -10,6 +10,7 @@ from machines_in_memory import SmallDeployment, topology
 from tiercel.core.errors import CoreBug
 from tiercel.core.machine.effects import LoadCheckpoint
 from tiercel.core.machine.events import TimerFired
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.model.keys import StateImage
 from tiercel.core.settings import Settings
 from tiercel.core.state.digests import DigestJob
@@ -29,17 +30,17 @@ class Play:
     def produce(self, *keys: bytes) -> None:
         self.driver.produce("a", *[(key, 0, ("x", 1)) for key in keys])
 
-    def fire(self, timer: str) -> None:
-        self.driver.timers.pop((ME, timer), None)
-        self.driver.handle(ME, TimerFired(timer))
+    def fire(self, kind: TimerKind) -> None:
+        self.driver.timers.pop((ME, Timer(kind)), None)
+        self.driver.handle(ME, TimerFired(Timer(kind)))
 
     def checkpoint(self) -> None:
-        self.fire("checkpoint")
+        self.fire(TimerKind.CHECKPOINT)
         self.write_all()
 
     def write_all(self) -> None:
-        while (ME, "slice") in self.driver.timers:
-            self.fire("slice")
+        while (ME, Timer(TimerKind.SLICE)) in self.driver.timers:
+            self.fire(TimerKind.SLICE)
 
     @property
     def space(self) -> StateTable:
@@ -58,7 +59,7 @@ def test_no_key_is_evicted_without_a_memory_limit() -> None:
 def test_only_keys_unchanged_since_the_checkpoint_are_evicted() -> None:
     play = Play(memory_bytes_max=4_000)  # no checkpoint comes early
     play.produce(*KEYS)
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.produce(KEYS[0])
     play.write_all()
     assert KEYS[0] in play.space.keys
@@ -81,7 +82,7 @@ def test_a_row_restores_its_evicted_key_unchanged() -> None:
 def test_exceeding_the_memory_limit_starts_a_checkpoint_early() -> None:
     play = Play()
     play.produce(*KEYS)
-    assert (ME, "slice") in play.driver.timers, "a checkpoint has begun before its time"
+    assert (ME, Timer(TimerKind.SLICE)) in play.driver.timers, "a checkpoint has begun before its time"
     play.write_all()
     assert not play.space.keys
 
@@ -115,7 +116,7 @@ def test_a_reset_during_a_checkpoint_loads_all_values_into_memory() -> None:
     machine = play.driver.machines[ME]
     play.driver.unsynced.add(ME)
     play.produce(*KEYS)
-    play.fire("checkpoint")
+    play.fire(TimerKind.CHECKPOINT)
     play.write_all()
     machine.checkpointer.forget()
     assert machine.checkpointer.in_flight

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 from tiercel.core import messages as m
 from tiercel.core.machine.effects import StorageKey
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Journal, Step
 from tiercel.core.machine.stored import CheckpointHeader, StoredIncomingMove
 from tiercel.core.migration.destination_instance import StateReceiver
@@ -141,11 +142,13 @@ class CheckpointWriter:
 
     def arm(self, step: Step) -> None:
         self._due_ms = step.now_ms + self.instance.settings.checkpoint_ms
-        step.timer("checkpoint", self._due_ms)
+        step.timer(Timer(TimerKind.CHECKPOINT), self._due_ms)
 
     def schedule_soon(self, step: Step) -> None:
         """Schedule a full checkpoint after the end of a move; the end of another move postpones it."""
-        step.timer("checkpoint", min(self._due_ms, step.now_ms + self.instance.settings.tidy_ms))
+        step.timer(
+            Timer(TimerKind.CHECKPOINT), min(self._due_ms, step.now_ms + self.instance.settings.tidy_ms)
+        )
 
     def due(self, step: Step) -> None:
         self.soon(step)
@@ -354,7 +357,7 @@ class CheckpointWriter:
         any_left = memory_limit.make_room(max(at_least, 4 * settings.slice_keys), self._stored)
         self.try_store(step)
         if any_left or self._swept or (taken is not None and not taken.complete):
-            step.timer("slice", step.now_ms + settings.capture_pause_ms)
+            step.timer(Timer(TimerKind.SLICE), step.now_ms + settings.capture_pause_ms)
 
     def enforce_memory_limit(self, step: Step) -> None:
         """Evict keys above the memory limit, or take an early checkpoint so that they can be evicted.
@@ -434,4 +437,4 @@ class CheckpointWriter:
             if self._stored_moves.get(move) is not stored:
                 self._dropped += [("move", move, key, generation) for key, generation in stored.items()]
         if self._swept or self.instance.space.memory_limit.over:
-            step.timer("slice", step.now_ms + self.instance.settings.capture_pause_ms)
+            step.timer(Timer(TimerKind.SLICE), step.now_ms + self.instance.settings.capture_pause_ms)

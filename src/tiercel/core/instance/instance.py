@@ -40,6 +40,7 @@ from tiercel.core.machine.events import (
     StateRead,
     TimerFired,
 )
+from tiercel.core.machine.names import Timer, TimerKind, TimerName
 from tiercel.core.machine.step import Journal, Step
 from tiercel.core.machine.stored import CheckpointHeader
 from tiercel.core.migration.destination_instance import StateReceiver
@@ -237,14 +238,16 @@ class Instance:
         if self.queue.must_continue():
             step.effects.append(Continue())
 
-    def _on_timer(self, step: Step, timer: str) -> None:
-        kind, _, move = timer.partition("|")
-        if kind == "checkpoint":
-            self.checkpointer.due(step)
-        elif kind == "slice":
-            self.checkpointer.write_some(step)
-        elif self.moves is not None:
-            self.moves.on_timer(step, kind, move)
+    def _on_timer(self, step: Step, timer: TimerName) -> None:
+        match timer:
+            case Timer(kind=TimerKind.CHECKPOINT):
+                self.checkpointer.due(step)
+            case Timer(kind=TimerKind.SLICE):
+                self.checkpointer.write_some(step)
+            case Timer() if self.moves is not None:
+                self.moves.on_timer(step, timer)
+            case _:
+                pass  # the host wakes a machine with a timer that has no meaning
 
     # -- attach, load, resume ----------------------------------------------------------------
 

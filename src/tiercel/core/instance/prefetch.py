@@ -27,6 +27,7 @@ from tiercel.core.instance.row_queue import RowQueue
 from tiercel.core.instance.user_code import ProcessorRunner
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.events import CheckpointLoaded, Continued, Event, Received, TimerFired
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.stored import CheckpointHeader
 from tiercel.core.migration.phases import SourceInstancePhase
 from tiercel.core.migration.source_instance import StateSender
@@ -69,8 +70,8 @@ def _needed(instance: PrefetchPort, event: Event) -> Iterable[Key]:
         case Received(message=m.ChunkReceipt(move=move, upto=upto)) if move in instance.senders:
             sender = instance.senders[move]
             return _next_captured(sender, upto) if sender.blocked else ()
-        case TimerFired(name=timer) if timer.startswith("capture|"):
-            sent_by = instance.senders.get(timer.partition("|")[2])
+        case TimerFired(name=Timer(kind=TimerKind.CAPTURE, of=move)):
+            sent_by = instance.senders.get(move)
             return () if sent_by is None else _next_captured(sent_by, sent_by.received)
         case _:
             return ()
@@ -85,10 +86,9 @@ def _of_entries(instance: PrefetchPort, entries: list[Entry]) -> Iterator[Key]:
     for entry in entries:
         if entry.offset <= applied:
             continue  # a replay for arriving keys, which are never evicted
-        for rows in entry.parts.values():
-            for row in rows:
-                if row[0] in evicted:
-                    yield row[0]
+        for row in entry.all_rows():
+            if row[0] in evicted:
+                yield row[0]
         if entry.control is not None:
             controls.append(entry)
     if controls:

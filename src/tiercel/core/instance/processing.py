@@ -62,12 +62,12 @@ class Processing:
         instance = self.instance
         moves, offset, control = instance.moves, entry.offset, entry.control
         instance.time_ms = entry.time_ms
-        for name, rows in entry.parts.items():
-            if name == instance.name:
-                if offset > instance.applied:
-                    self.call_all(moves.not_cut(rows, offset) if moves and moves.senders else rows, entry)
-            elif moves:
-                ours = moves.on_part(step, name.partition("|")[0], rows, entry)
+        own = entry.parts.get(instance.name)
+        if own is not None and offset > instance.applied:
+            self.call_all(moves.not_cut(own, offset) if moves and moves.senders else own, entry)
+        if entry.moving and moves:
+            for part in entry.moving:
+                ours = moves.on_part(step, part.move, part.rows, entry)
                 if ours:
                     self.call_all(ours, entry)
         if control is not None:

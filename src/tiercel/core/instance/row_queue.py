@@ -193,4 +193,5 @@ class RowQueue:
 
 
 def _rows_of(entry: Entry) -> int:
-    return sum([count_rows(rows) for rows in entry.parts.values()])
+    count = sum([count_rows(rows) for rows in entry.parts.values()])
+    return count + sum([count_rows(part.rows) for part in entry.moving]) if entry.moving else count

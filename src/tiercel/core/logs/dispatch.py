@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from tiercel.core.errors import check_limit
 from tiercel.core.machine.step import Step
 from tiercel.core.messages import Dispatch
-from tiercel.core.model.log import OWN, Entry, Position, Row, Takeover
+from tiercel.core.model.log import OWN, Entry, MovePart, Position, Row, Takeover
 from tiercel.core.model.routing import slot_of
 from tiercel.core.model.row_batch import count_rows
 
@@ -47,7 +47,6 @@ class DispatchCursor:
     ) -> None:
         self.instance = instance
         self._slots = slots
-        self.suffix = "|" + instance
         self.rows_max = rows_max
         self.ms_max = ms_max
         self.credit_rows = min(rows_max, FIRST_CREDIT_ROWS)
@@ -115,38 +114,39 @@ class DispatchCursor:
             and self._inflight_rows < self.credit_rows
         )
 
-    def offer(self, entry: Entry, parts: dict[str, list[Row]], count: int) -> None:
+    def offer(
+        self, entry: Entry, parts: dict[str, list[Row]], count: int, moving: tuple[MovePart, ...] = ()
+    ) -> None:
         """Send a live reader its parts of an entry that was just appended, with `count` rows."""
         if self._inflight_rows >= self.credit_rows or (self.limit is not None and entry.offset > self.limit):
             self.phase = DispatchPhase.CATCHING_UP
             self.cursor = entry.offset - 1
             return
-        self._push(entry, parts, count)
+        self._push(entry, parts, count, moving)
 
-    def share_of(self, entry: Entry) -> dict[str, list[Row]]:
+    def share_of(self, entry: Entry) -> tuple[dict[str, list[Row]], tuple[MovePart, ...]]:
         """The parts of a logged entry that this reader still needs."""
-        parts: dict[str, list[Row]] = {}
-        for name, rows in entry.parts.items():
-            if name == self.instance:
-                if entry.offset > self.applied:
-                    parts[name] = rows
-            elif name.endswith(self.suffix):
-                stage, position = self.move_positions.get(name.partition("|")[0], (OWN, self.applied))
-                if stage != OWN or entry.offset > position:
-                    parts[name] = rows
+        rows = entry.parts.get(self.instance) if entry.offset > self.applied else None
+        parts = {self.instance: rows} if rows is not None else {}
+        moving = [part for part in entry.moving if part.reader == self.instance and self._needs(part, entry)]
         if self.takeover is not None and self.applied < entry.offset <= self.takeover.through:
-            parts.update(self._taken_over_parts(entry, self.takeover))
-        return parts
+            rows = self._taken_over(entry.parts.get(self.takeover.of, []), self.takeover)
+            if rows:
+                parts[self.instance] = parts.get(self.instance, []) + rows
+            for part in entry.moving:
+                if part.reader == self.takeover.of:
+                    rows = self._taken_over(part.rows, self.takeover)
+                    moving += [MovePart(part.move, self.instance, rows)] if rows else []
+        return parts, tuple(moving)
 
-    def _taken_over_parts(self, entry: Entry, takeover: Takeover) -> dict[str, list[Row]]:
-        """Its share of the dead instance's parts, under its own name."""
-        parts: dict[str, list[Row]] = {}
-        for name, rows in entry.parts.items():
-            if name.rpartition("|")[2] == takeover.of:
-                mine = [row for row in rows if takeover.keys.has(row[0], slot_of(row[0], self._slots))]
-                if mine:
-                    parts[name.removesuffix(takeover.of) + self.instance] = mine
-        return parts
+    def _needs(self, part: MovePart, entry: Entry) -> bool:
+        """Whether this reader has not processed its part of a move."""
+        stage, position = self.move_positions.get(part.move, (OWN, self.applied))
+        return stage != OWN or entry.offset > position
+
+    def _taken_over(self, rows: list[Row], takeover: Takeover) -> list[Row]:
+        """Its share of the rows of the dead instance."""
+        return [row for row in rows if takeover.keys.has(row[0], slot_of(row[0], self._slots))]
 
     def replay(self, entries: Iterable[Entry], end: int) -> None:
         """Send entries of the log; the reader is live once they reach its end."""
@@ -161,16 +161,20 @@ class DispatchCursor:
             if entry.offset <= self.cursor:
                 continue
             self.cursor = entry.offset
-            parts = self.share_of(entry)
-            if parts or entry.control is not None:  # moves behind its own position need the records again
-                self._push(entry, parts, sum(map(count_rows, parts.values())))
+            parts, moving = self.share_of(entry)
+            # moves behind its own position need the records again
+            if parts or moving or entry.control is not None:
+                count = sum(map(count_rows, parts.values())) + sum(count_rows(part.rows) for part in moving)
+                self._push(entry, parts, count, moving)
         if self.cursor >= end:
             self.phase = DispatchPhase.LIVE
 
-    def _push(self, entry: Entry, parts: dict[str, list[Row]], count: int) -> None:
-        self.pending.append(
-            entry if parts is entry.parts else Entry(entry.offset, entry.time_ms, parts, entry.control)
-        )
+    def _push(
+        self, entry: Entry, parts: dict[str, list[Row]], count: int, moving: tuple[MovePart, ...]
+    ) -> None:
+        if parts is not entry.parts:
+            entry = Entry(entry.offset, entry.time_ms, parts, entry.control, moving)
+        self.pending.append(entry)
         self.last_sent = entry.offset
         self._inflight.append((entry.offset, count))
         self._inflight_rows += count

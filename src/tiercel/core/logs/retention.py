@@ -153,7 +153,7 @@ class Readers:
         limit = self.trimmed + self.settings.trim_entries_max
         if point > limit:
             point = limit
-            step.timer(str(Timer(TimerKind.TRIM, self.name)), step.now_ms + self.settings.capture_pause_ms)
+            step.timer(Timer(TimerKind.TRIM, self.name), step.now_ms + self.settings.capture_pause_ms)
         for offset in range(self.trimmed + 1, point + 1):
             step.delete(("inbox", self.name, offset))
         if point > self.trimmed:

@@ -11,12 +11,20 @@ does no harm.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tiercel.core.machine.step import Step
 from tiercel.core.messages import AnyNotice, SiteFrame
 from tiercel.core.model.log import Output, Row
 
-FrameId = tuple[str, str, int]  # (sender site, inbox, n)
+
+class FrameId(NamedTuple):
+    """A frame of a site for one inbox, or of a mobile source for one stream."""
+
+    sender: str
+    inbox: str
+    n: int
+    mobile: bool = False
 
 
 class SiteOutbox:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tiercel.core.machine.names import LogReaderName, TimerName
 from tiercel.core.model.log import Takeover
 
 StorageKey = tuple[Any, ...]  # (table, ...): ordered within a table, so a table prefix is a range
@@ -49,7 +50,7 @@ class ReadLog(msgspec.Struct, frozen=True, gc=False):
     inbox: str
     after: int
     limit: int
-    reader: str  # the requester; the answer repeats it
+    reader: LogReaderName  # the requester; the answer repeats it
 
 
 class LoadCheckpoint(msgspec.Struct, frozen=True, gc=False):
@@ -69,7 +70,7 @@ class LoadCheckpoint(msgspec.Struct, frozen=True, gc=False):
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
     """Fire `TimerFired(name)` at `at_ms` of this process's clock. Setting a name again replaces the timer."""
 
-    name: str
+    name: TimerName
     at_ms: float
 
 

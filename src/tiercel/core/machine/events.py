@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tiercel.core.machine.effects import StorageKey
+from tiercel.core.machine.names import LogReaderName, TimerName
 from tiercel.core.model.keys import StateImage
 from tiercel.core.model.log import Entry
 
@@ -44,7 +45,7 @@ class LogRead(msgspec.Struct, frozen=True, gc=False):
     """Answer to `ReadLog`."""
 
     inbox: str
-    reader: str
+    reader: LogReaderName
     entries: list[Entry]
 
 
@@ -69,7 +70,7 @@ class StateRead(msgspec.Struct, frozen=True, gc=False):
 class TimerFired(msgspec.Struct, frozen=True, gc=False):
     """The timer of that name is due."""
 
-    name: str
+    name: TimerName
 
 
 class Continued(msgspec.Struct, frozen=True, gc=False):

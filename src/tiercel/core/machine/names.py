@@ -1,6 +1,6 @@
 """Names of timers and of readers of the log, which a driver returns to the machine unchanged.
 
-Responsible for: building and parsing these names. For a driver they are plain strings.
+Responsible for: the types of these names. A driver only compares them; they are neither stored nor sent.
 Not responsible for: handling a timer or the answer to a read.
 """
 
@@ -10,31 +10,31 @@ import enum
 from typing import NamedTuple
 
 
-class TimerKind(enum.Enum):
-    """The timers of a router that belong to one inbox or stream."""
+class TimerKind(enum.StrEnum):
+    """The timers of the core's machines."""
 
     TICK = "tick"  # the next tick of an inbox
     TRIM = "trim"  # the next part of a log to delete
     IDLE = "idle"  # a stream may be idle
+    RETRY = "retry"  # messages without an answer are repeated
+    CHECKPOINT = "checkpoint"  # an instance takes its next checkpoint
+    SLICE = "slice"  # the next keys of a checkpoint that is being written
+    CAPTURE = "capture"  # the next keys of a move that the source captures
+    DIGESTS = "digests"  # the next digests of a move
+    FETCH = "fetch"  # the destination checks whether the state of a move has begun to arrive
 
 
 class Timer(NamedTuple):
-    """A timer and its inbox or stream."""
+    """A timer, and the inbox, stream or move that it belongs to."""
 
     kind: TimerKind
-    of: str
+    of: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind.value}|{self.of}"
-
-    @classmethod
-    def parse(cls, name: str) -> Timer | None:
-        """The timer of this name; None if it is of another kind."""
-        kind, _, of = name.partition("|")
-        return cls(TimerKind(kind), of) if kind in _KINDS else None
+        return f"{self.kind} {self.of}" if self.of else self.kind
 
 
-_KINDS = {kind.value for kind in TimerKind}
+TimerName = Timer | str  # a machine outside of the core may name its timers as it likes
 
 
 class ShadowReaderName(NamedTuple):
@@ -42,10 +42,5 @@ class ShadowReaderName(NamedTuple):
 
     move: str
 
-    def __str__(self) -> str:
-        return f"shadow|{self.move}"
 
-    @classmethod
-    def parse(cls, name: str) -> str | None:
-        """The move that reads under this name; None for other readers."""
-        return name[7:] if name.startswith("shadow|") else None
+LogReaderName = str | ShadowReaderName  # an instance, a subscriber, or a move

@@ -13,6 +13,7 @@ from collections import deque
 from typing import Any
 
 from tiercel.core.machine.effects import Effect, Note, ReadLog, Send, SetTimer, StorageKey, Unexpected, Write
+from tiercel.core.machine.names import LogReaderName, TimerName
 
 
 class Step:
@@ -42,10 +43,10 @@ class Step:
     def send_durable(self, to: str, message: Any) -> None:
         self.after_durable.append(Send(to, message))
 
-    def read_log(self, inbox: str, after: int, limit: int, reader: str) -> None:
+    def read_log(self, inbox: str, after: int, limit: int, reader: LogReaderName) -> None:
         self.effects.append(ReadLog(inbox, after, limit, reader))
 
-    def timer(self, name: str, at_ms: float) -> None:
+    def timer(self, name: TimerName, at_ms: float) -> None:
         self.effects.append(SetTimer(name, at_ms))
 
     def unexpected(self, role: str, move: str, phase: str, message: str) -> None:

@@ -93,7 +93,7 @@ class Dispatch(Message, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        return 64 + 48 * sum(len(rows) for e in self.entries for rows in e.parts.values())
+        return 64 + 48 * sum(e.row_count for e in self.entries)
 
 
 class Confirmed(Message, frozen=True):

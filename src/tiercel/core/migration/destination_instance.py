@@ -20,6 +20,7 @@ from collections import deque
 
 from tiercel.core import messages as m
 from tiercel.core.errors import CoreBug
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import StoredIncomingMove
 from tiercel.core.migration.instance_port import CallResult, InstancePort
@@ -179,7 +180,7 @@ class StateReceiver:
         self._finish_if_complete(step)
 
     def look_later(self, step: Step) -> None:
-        step.timer(f"fetch|{self.move}", step.now_ms + self.instance.settings.retry_ms)
+        step.timer(Timer(TimerKind.FETCH, self.move), step.now_ms + self.instance.settings.retry_ms)
 
     def on_look(self, step: Step) -> None:
         """Ask for a new transfer if no chunk came: the source may not know that this instance restarted."""

@@ -236,7 +236,7 @@ class IncomingMove:
         inbox.update_table(step, notice.update)
         self.own_part()
         if self.from_site != self.router.site:
-            inbox.install_marks(step, notice.marks, self.member)
+            inbox.sequencer.install_marks(step, notice.marks, self.keys, self.member)
         self.log_carried_watermark(step, notice.watermark_ms)
         p = self.prepare
         adopt = Adopt(
@@ -255,7 +255,7 @@ class IncomingMove:
         if STRATEGIES[self.prepare.strategy].restarts and self.from_site != self.router.site:
             inbox.pause(step, self.move)
         if self.from_site != self.router.site:
-            self.router.sequence_again(step, inbox, inbox.release_waiting())
+            self.router.sequence_again(step, inbox, inbox.sequencer.release_waiting())
 
     def own_part(self) -> None:
         """Make the rows of the keys a part of their own for the destination, until the move is done."""

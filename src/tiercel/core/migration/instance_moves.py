@@ -15,6 +15,7 @@ from typing import Any
 
 from tiercel.core import messages as m
 from tiercel.core.errors import CoreBug, check_limit
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import StoredIncomingMove
 from tiercel.core.migration.destination_instance import StateReceiver
@@ -270,16 +271,19 @@ class InstanceMoves:
 
     # -- events of the instance ----------------------------------------------------------------
 
-    def on_timer(self, step: Step, kind: str, move: str) -> None:
-        sender, receiver = self.senders.get(move), self.receivers.get(move)
-        if kind == "digests" and sender is not None:
-            sender.digest_some(step)
-        elif kind == "digests" and receiver is not None:
-            receiver.digest_some(step)
-        elif kind == "capture" and sender is not None:
-            sender.capture_some(step)
-        elif kind == "fetch" and receiver is not None:
-            receiver.on_look(step)
+    def on_timer(self, step: Step, timer: Timer) -> None:
+        sender, receiver = self.senders.get(timer.of), self.receivers.get(timer.of)
+        match timer.kind:
+            case TimerKind.DIGESTS if sender is not None:
+                sender.digest_some(step)
+            case TimerKind.DIGESTS if receiver is not None:
+                receiver.digest_some(step)
+            case TimerKind.CAPTURE if sender is not None:
+                sender.capture_some(step)
+            case TimerKind.FETCH if receiver is not None:
+                receiver.on_look(step)
+            case _:
+                pass  # the move has ended
 
     def on_connected(self, step: Step, peer: str) -> None:
         for sender in self.senders.values():

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from tiercel.core import messages as m
-from tiercel.core.logs.inbox import HeldRow, Inbox
+from tiercel.core.logs.inbox import Inbox
+from tiercel.core.logs.sequencer import HeldRow
 from tiercel.core.logs.site_outbox import FrameId, SiteOutbox
 from tiercel.core.machine.step import Step
 from tiercel.core.model.topology import Topology

@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from tiercel.core import messages as m
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.migration.instance_port import InstancePort
 from tiercel.core.migration.phases import SOURCE_INSTANCE, MovePhase, SourceInstancePhase
@@ -90,7 +91,7 @@ class StateSender:
         self.queue.reverse()
         self.begun = m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms)
         instance.tell(step, self.begun)
-        step.timer(f"capture|{self.move}", step.now_ms)
+        step.timer(Timer(TimerKind.CAPTURE, self.move), step.now_ms)
 
     def capture_some(self, step: Step) -> None:
         """Capture the next few keys in their current state; then other work has its turn."""
@@ -105,7 +106,7 @@ class StateSender:
             self.add_chunk(images)
             self.size_bytes += sum(image.size_bytes for image in images)
         if self.queue:
-            step.timer(f"capture|{self.move}", step.now_ms + settings.capture_pause_ms)
+            step.timer(Timer(TimerKind.CAPTURE, self.move), step.now_ms + settings.capture_pause_ms)
         else:
             self.become(step, SourceInstancePhase.CAPTURED)
             self.captured_through = self.instance.applied

@@ -73,8 +73,8 @@ class OutgoingMove:
         self.shadow_live = False  # the shadow is at the end of the log; appended entries follow at once
         self.shadow_cursor = 0
         self.shadow_ahead: deque[Entry] = deque(maxlen=inbox.settings.read_entries_max)  # not shadowed yet
-        self.emitted_unsettled: tuple[int, set[tuple[str, str, int]]] | None = None
-        self.unsettled: set[tuple[str, str, int]] = set()  # output frames that must arrive before EmitFrom
+        self.emitted_unsettled: tuple[int, set[FrameId]] | None = None
+        self.unsettled: set[FrameId] = set()  # output frames that must arrive before EmitFrom
         self.asked_by = ""
         self.deadline_ms = float("inf")
         self.moved = (0, 0)  # keys and bytes, for reports
@@ -111,10 +111,6 @@ class OutgoingMove:
     @property
     def source(self) -> str:
         return self.request.source
-
-    @property
-    def part(self) -> str:
-        return f"{self.move}|{self.source}"
 
     def member(self, key: Key) -> bool:
         """Whether a key belongs to this move: its slot does, and no override gives it another owner."""
@@ -248,7 +244,7 @@ class OutgoingMove:
             self.inbox.name,
             self.shadow_cursor,
             self.inbox.settings.read_entries_max,
-            str(ShadowReaderName(self.move)),
+            ShadowReaderName(self.move),
         )
 
     def on_shadow_read(self, step: Step, entries: list[Entry]) -> None:
@@ -282,10 +278,10 @@ class OutgoingMove:
         """Shadow the move's rows of an entry. Before Begin they are in all parts that the source reads."""
         if self.phase not in SHADOWED:
             return  # an earlier entry has undone the move
-        rows = entry.parts.get(self.part, [])
         if entry.offset <= self.record.begin_offset:
-            read = [r for n, r in entry.parts.items() if n == self.source or n.endswith("|" + self.source)]
-            rows = [row for part in read for row in part if self.takes_along(row[0])]
+            rows = [row for row in entry.rows_of(self.source) if self.takes_along(row[0])]
+        else:
+            rows = [row for part in entry.moving if part.move == self.move for row in part.rows]
         control = entry.control
         if not isinstance(control, Tick | Watermark) and control != Compare(self.move):
             control = None  # a record of another move
@@ -410,8 +406,8 @@ class OutgoingMove:
         entry = inbox.append(step, {}, flip)
         update = inbox.table.moved(self.keys, self.source, self.request.destination)
         local = self.to_site == self.router.site  # then the sequencer stays the same
-        marks = {} if local else inbox.give_marks(step, self.takes_along)
-        held = [] if local else inbox.drop_held(self.takes_along)
+        marks = {} if local else inbox.sequencer.give_marks(step, self.keys, self.takes_along)
+        held = [] if local else inbox.sequencer.drop_held(self.keys, self.takes_along)
         inbox.clear_moving(self.move)
         self.record.flip_offset = entry.offset
         self.flipped_at = step.now_ms
@@ -421,7 +417,7 @@ class OutgoingMove:
         )
         if not local:
             inbox.update_table(step, update)
-            inbox.await_no_own_rows(self.takes_along)
+            inbox.sequencer.await_no_own_rows(self.keys, self.takes_along)
         self.notify(step, notice)
         if self.strategy.restarts:
             inbox.pause(step, self.move)
@@ -460,7 +456,7 @@ class OutgoingMove:
         """Rule R10: the destination emits once these frames with outputs of the source have arrived."""
         return self.router.unsettled_outputs(self.inbox.name)
 
-    def output_frame_settled(self, step: Step, frame: tuple[str, str, int]) -> None:
+    def output_frame_settled(self, step: Step, frame: FrameId) -> None:
         if self.emitted_unsettled is not None:
             self.emitted_unsettled[1].discard(frame)
         if frame in self.unsettled:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import xxhash
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -17,6 +18,11 @@ Key = bytes
 
 
 ABSENT_WATERMARK = -1  # no row seen yet: nothing is late, no event-time timer is due
+
+
+def slot_of(key: Key, slots: int) -> int:
+    """The slot of a key: the same in all processes and versions, because stored state is laid out by slot."""
+    return xxhash.xxh3_64_intdigest(key) % slots
 
 
 class KeySet(msgspec.Struct, frozen=True):

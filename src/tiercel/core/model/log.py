@@ -128,17 +128,45 @@ class Takeover(msgspec.Struct, frozen=True):
     fresh: bool = True  # the successor has no checkpoint with these keys yet; its stored state is older
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One log entry: the rows that arrived together, by the target that reads them, or a control record.
+class MovePart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The rows of an entry that belong to a move, and the instance that reads them."""
 
-    A part is named after the instance that reads it, or, for moving keys, `move|instance`. Entries are
-    never merged: an instance calls user code once per entry and key, so a replay makes the same calls.
+    move: str
+    reader: str
+    rows: list[Row]
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One log entry: the rows that arrived together, by the instance that reads them, or a control record.
+
+    Rows of keys that move are in `moving`. Entries are never merged: an instance calls user code once per
+    entry and key, so a replay makes the same calls.
     """
 
     offset: int
     time_ms: int
     parts: dict[str, list[Row]]
     control: Control | None = None
+    moving: tuple[MovePart, ...] = ()
+
+    def rows_of(self, reader: str) -> list[Row]:
+        """All rows that an instance reads, its own and those of moves."""
+        rows = self.parts.get(reader, [])
+        for part in self.moving:
+            if part.reader == reader:
+                rows = rows + part.rows
+        return rows
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows, a row batch counted as one."""
+        count = sum(map(len, self.parts.values()))
+        return count + sum(len(part.rows) for part in self.moving) if self.moving else count
+
+    def all_rows(self) -> list[Row]:
+        """The rows of all readers."""
+        found = [row for rows in self.parts.values() for row in rows]
+        return found + [row for part in self.moving for row in part.rows]
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):

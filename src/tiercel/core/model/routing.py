@@ -9,29 +9,28 @@ assigns. So two sites that flip different entries at the same time do not invali
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
-import xxhash
 
 from tiercel.core.errors import InvalidRequest
+from tiercel.core.model.key_table import KeyTable
 from tiercel.core.model.keys import Key, KeySet
+from tiercel.core.model.keys import slot_of as slot_of
 from tiercel.core.model.topology import Operator, site_of
-
-
-def slot_of(key: Key, slots: int) -> int:
-    """The slot of a key: the same in all processes and versions, because stored state is laid out by slot."""
-    return xxhash.xxh3_64_intdigest(key) % slots
 
 
 class RoutingTable:
     """Slot -> route, plus per-key overrides."""
 
-    def __init__(self, operator: str, slots: list[Route], overrides: dict[Key, Route] | None = None) -> None:
+    def __init__(
+        self, operator: str, slots: list[Route], overrides: Mapping[Key, Route] | None = None
+    ) -> None:
         self.operator = operator
         self.slots = slots
-        self.overrides = overrides or {}
         self.count = len(slots)
+        self.overrides = KeyTable[Route](self.count, (overrides or {}).items())
         self.version = 0  # counts the changes
 
     @classmethod
@@ -54,7 +53,7 @@ class RoutingTable:
         return {r.instance for r in self.slots} | {r.instance for r in self.overrides.values()}
 
     def overrides_in(self, slots: frozenset[int]) -> dict[Key, Route]:
-        return {k: r for k, r in self.overrides.items() if slot_of(k, self.count) in slots}
+        return {key: self.overrides[key] for key in self.overrides.in_slots(sorted(slots))}
 
     def routes_of(self, keys: KeySet) -> RouteUpdate:
         """The entries of a key set; a slot includes the overrides of its keys."""
@@ -105,25 +104,26 @@ class RoutingTable:
         same_version = listed is not None and listed.epoch == self.slots[slot].epoch
         return same_version or self.is_newer(route, self.slots[slot])
 
-    def take(self, update: RouteUpdate) -> bool:
-        """Merge the newer entries of an update; True if anything changed."""
-        changed = False
-        single: dict[int, list[Key]] = {}
-        for key in self.overrides if update.slots else ():
-            single.setdefault(slot_of(key, self.count), []).append(key)
+    def take(self, update: RouteUpdate) -> TableChange:
+        """Merge the newer entries of an update."""
+        slots: list[int] = []
+        swept: list[Key] = []
+        keys: list[Key] = []
         for slot, route in update.slots.items():
             if self.is_newer(route, self.slots[slot]):
                 self.slots[slot] = route
-                changed = True
-                for key in single.get(slot, ()):
+                slots.append(slot)
+                for key in self.overrides.in_slots((slot,)):
                     if self.is_swept(key, route, update):
                         del self.overrides[key]
+                        swept.append(key)
         for key, route in update.keys.items():
             if self.accepts_override(key, route, update):
                 self.overrides[key] = route
-                changed = True
-        self.version += changed
-        return changed
+                keys.append(key)
+        change = TableChange(slots, swept, keys)
+        self.version += bool(change)
+        return change
 
     def difference(self, other: RoutingTable) -> RouteUpdate:
         """The entries of `other` that differ from this table's."""
@@ -179,6 +179,17 @@ class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def site(self) -> str:
         return site_of(self.instance)
+
+
+class TableChange(NamedTuple):
+    """The entries of a routing table that an update has changed; false if there are none."""
+
+    slots: list[int]
+    swept: list[Key]  # overrides that a newer slot has removed
+    keys: list[Key]
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.keys)
 
 
 class RouteUpdate(msgspec.Struct, frozen=True):

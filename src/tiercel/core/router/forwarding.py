@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tiercel.core import messages as m
-from tiercel.core.logs.inbox import HeldRow, Inbox
+from tiercel.core.logs.inbox import Inbox
+from tiercel.core.logs.sequencer import HeldRow
 from tiercel.core.logs.site_outbox import FrameId, InboundFrame, SiteOutbox
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
@@ -68,7 +69,7 @@ class Forwarding:
             self._listener.on_notice(step, sender, frame.notice)
             self.receipt(step, sender, frame.inbox, frame.n)
             return
-        frame_id = (sender, frame.inbox, frame.n)
+        frame_id = FrameId(sender, frame.inbox, frame.n)
         known = self.state.inbound.get(frame_id)
         if known is not None:  # a repeat while its rows are held or forwarded: our receipt was lost
             known.taken = False
@@ -83,12 +84,9 @@ class Forwarding:
         for site, stamped in onward.items():
             inbound.forwarded += 1
             self.forward(step, site, inbox, stamped, via=(inbound.id,))
-        if (
-            correction is not None
-            and inbound.id[0] in self.state.topology.sites
-            and inbound.id[0] != self.state.site
-        ):
-            step.send_durable(inbound.id[0], m.OwnerChanged(inbox.name, correction))
+        sender = inbound.id.sender
+        if correction is not None and sender in self.state.topology.sites and sender != self.state.site:
+            step.send_durable(sender, m.OwnerChanged(inbox.name, correction))
 
     def sequence_again(self, step: Step, inbox: Inbox, held: list[HeldRow]) -> None:
         """Sequence held rows again after the table changed: they are next, early, or of another owner."""
@@ -117,34 +115,36 @@ class Forwarding:
             if slot in slots and slots[slot].epoch > inbox.table.slots[slot].epoch:
                 keys[key] = inbox.table.route(key)
         if inbox.update_table(step, RouteUpdate(slots, keys)):
-            self.sequence_again(step, inbox, inbox.release_waiting())
+            self.sequence_again(step, inbox, inbox.sequencer.release_waiting())
 
     def settle_inbound(self, step: Step) -> None:
         """Acknowledge every frame whose rows are all in the logs of their owners."""
         for frame_id, inbound in list(self.state.inbound.items()):
-            sender, inbox, n = frame_id
             if frame_id not in self.state.inbound:
                 continue
             if inbound.held or inbound.forwarded:
                 self.take(step, inbound)
                 continue
             del self.state.inbound[frame_id]
-            if sender[0] == "~":
-                step.send_durable(sender[1:], m.MobileReceipt(sender[1:], [n]))
+            if frame_id.mobile:
+                self._mobile_receipt(step, frame_id)
             else:
-                self.receipt(step, sender, inbox, n)
+                self.receipt(step, frame_id.sender, frame_id.inbox, frame_id.n)
+
+    def _mobile_receipt(self, step: Step, frame: FrameId) -> None:
+        step.send_durable(frame.sender, m.MobileReceipt(frame.sender, [frame.n]))
 
     def take(self, step: Step, inbound: InboundFrame) -> None:
         """Open the sender's window: rows that would close a gap may follow the held ones."""
         if not self.may_open_window(inbound):
             return
-        sender, inbox, n = inbound.id
+        frame = inbound.id
         inbound.taken = True
-        if sender[0] == "~":
+        if frame.mobile:
             if not inbound.held:
-                step.send_durable(sender[1:], m.MobileReceipt(sender[1:], [n]))
-        elif sender != self.state.site:
-            step.send(sender, m.SiteFrameReceipt(inbox, [n], []))
+                self._mobile_receipt(step, frame)
+        elif frame.sender != self.state.site:
+            step.send(frame.sender, m.SiteFrameReceipt(frame.inbox, [frame.n], []))
 
     def may_open_window(self, inbound: InboundFrame) -> bool:
         """Rule R30: held rows do not close the window of the frames that would release them."""
@@ -153,9 +153,7 @@ class Forwarding:
         return not inbound.held or self.held_rows() <= self.state.settings.held_rows_max
 
     def held_rows(self) -> int:
-        return sum(
-            len(of_origin) for inbox in self.state.inboxes.values() for of_origin in inbox.held.values()
-        )
+        return sum(inbox.sequencer.held_rows for inbox in self.state.inboxes.values())
 
     def receipt(self, step: Step, sender: str, inbox: str, n: int) -> None:
         if sender == self.state.site:
@@ -171,7 +169,7 @@ class Forwarding:
             if inbound is not None:
                 inbound.forwarded -= 1
         for n in message.settled:
-            self._listener.on_frame_settled(step, (sender, message.inbox, n))
+            self._listener.on_frame_settled(step, FrameId(sender, message.inbox, n))
         self.settle_inbound(step)
         outbox.pump(step)
         self._listener.on_backlog_shrunk(step)
@@ -179,7 +177,7 @@ class Forwarding:
     def deliver_to_self(self, step: Step, outbox: SiteOutbox) -> None:
         """Deliver the outbox to this site itself: rows of keys that returned before their older rows did."""
         for n in [n for n in outbox.frames if n <= outbox.durable_n]:
-            if (self.state.site, outbox.inbox, n) not in self.state.inbound:
+            if FrameId(self.state.site, outbox.inbox, n) not in self.state.inbound:
                 self.on_frame(step, self.state.site, outbox.frames[n])
 
     def unsettled_outputs(self, operator: str) -> set[FrameId]:
@@ -191,7 +189,7 @@ class Forwarding:
             *self.state.consumers(stream),
         }
         return {
-            (outbox.to, outbox.inbox, n)
+            FrameId(outbox.to, outbox.inbox, n)
             for outbox in self.state.outboxes.values()
             if outbox.inbox in concerned
             for n in outbox.frames

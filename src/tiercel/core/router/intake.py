@@ -7,7 +7,7 @@ Not responsible for: the owner of a key (inbox.py), outputs of instances (output
 from __future__ import annotations
 
 from tiercel.core import messages as m
-from tiercel.core.logs.site_outbox import InboundFrame
+from tiercel.core.logs.site_outbox import FrameId, InboundFrame
 from tiercel.core.machine.step import Step
 from tiercel.core.model.log import Output, Row
 from tiercel.core.router.forwarding import Forwarding
@@ -93,7 +93,7 @@ class Intake:
     def on_produce_mobile(self, step: Step, sender: str, message: m.ProduceMobile) -> None:
         """Accept rows of a mobile source, which numbers them; only the key's sequencer checks the numbers."""
         self.state.rows += len(message.rows)
-        frame = ("~" + sender, message.stream, message.frame)
+        frame = FrameId(sender, message.stream, message.frame, mobile=True)
         known = self.state.inbound.get(frame)
         if known is not None:
             known.taken = False

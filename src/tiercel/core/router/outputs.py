@@ -138,7 +138,7 @@ class OutputAdmission:
     def keep_ticking(self, step: Step, inbox: Inbox) -> None:
         if inbox.name not in self._ticking:
             self._ticking.add(inbox.name)
-            step.timer(str(Timer(TimerKind.TICK, inbox.name)), step.now_ms + self.state.settings.tick_ms)
+            step.timer(Timer(TimerKind.TICK, inbox.name), step.now_ms + self.state.settings.tick_ms)
 
     def on_tick(self, step: Step, name: str) -> None:
         inbox = self.state.inboxes[name]

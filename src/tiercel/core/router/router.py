@@ -18,7 +18,8 @@ from typing import Any, assert_never, cast
 from tiercel.core import messages as m
 from tiercel.core.errors import CoreBug, ProtocolViolation, check_limit
 from tiercel.core.logs.dispatch import LIVE
-from tiercel.core.logs.inbox import TABLES, HeldRow, Inbox
+from tiercel.core.logs.inbox import TABLES, Inbox
+from tiercel.core.logs.sequencer import HeldRow
 from tiercel.core.logs.site_outbox import FrameId, SiteOutbox
 from tiercel.core.machine.effects import Effect, StorageKey
 from tiercel.core.machine.events import (
@@ -33,7 +34,7 @@ from tiercel.core.machine.events import (
     StateRead,
     TimerFired,
 )
-from tiercel.core.machine.names import ShadowReaderName, Timer, TimerKind
+from tiercel.core.machine.names import ShadowReaderName, Timer, TimerKind, TimerName
 from tiercel.core.machine.step import Step
 from tiercel.core.migration.coordinator import MoveCoordinator
 from tiercel.core.migration.destination_router import IncomingMove
@@ -190,9 +191,8 @@ class Router:
             case Durable():
                 released = self._on_durable(step, event.seq)
             case LogRead(inbox=name, reader=reader, entries=entries):
-                move = ShadowReaderName.parse(reader)
-                if move is not None:
-                    self.moves.on_shadow_read(step, move, entries)
+                if isinstance(reader, ShadowReaderName):
+                    self.moves.on_shadow_read(step, reader.move, entries)
                 elif name in self.streams:
                     self.streams[name].on_read(step, reader, cast("list[StreamEntry]", entries))
                 else:
@@ -306,7 +306,7 @@ class Router:
                     cursor.flush(step)
         if not self._retrying and self.moves.count:
             self._retrying = True
-            step.timer("retry", step.now_ms + self.settings.retry_ms)
+            step.timer(Timer(TimerKind.RETRY), step.now_ms + self.settings.retry_ms)
         if step.puts or step.deletes:
             seq = self.journal.written + 1
             offsets = [
@@ -336,12 +336,11 @@ class Router:
             stream.durable(step, seq)
         return released
 
-    def _on_timer(self, step: Step, timer: str) -> None:
-        if timer == "retry":
-            self._retrying = False
-            self.moves.on_retry(step)
-            return
-        match Timer.parse(timer):
+    def _on_timer(self, step: Step, timer: TimerName) -> None:
+        match timer:
+            case Timer(kind=TimerKind.RETRY):
+                self._retrying = False
+                self.moves.on_retry(step)
             case Timer(kind=TimerKind.TICK, of=name):
                 self.outputs.on_tick(step, name)
             case Timer(kind=TimerKind.TRIM, of=name):

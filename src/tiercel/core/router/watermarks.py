@@ -142,7 +142,7 @@ class Watermarks:
         """Set the idle timer of a stream, unless one is set or the stream is idle."""
         if stream.name not in self._idle_timers and self.active:
             self._idle_timers.add(stream.name)
-            step.timer(str(Timer(TimerKind.IDLE, stream.name)), at_ms)
+            step.timer(Timer(TimerKind.IDLE, stream.name), at_ms)
 
     def on_idle_timer(self, step: Step, name: str) -> None:
         """Mark a stream without rows as idle: the watermark ignores it here until it is written again."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.model.keys import Key
 from tiercel.core.settings import Settings
@@ -41,7 +42,7 @@ class DigestJob:
         """Compute the digests of the next few keys. True: all are done; otherwise a timer continues."""
         self.look_at(4 * settings.slice_keys)  # cheaper than writing them
         if not self.complete:
-            step.timer(f"digests|{move}", step.now_ms + settings.capture_pause_ms)
+            step.timer(Timer(TimerKind.DIGESTS, move), step.now_ms + settings.capture_pause_ms)
         return self.complete
 
     @property

@@ -57,6 +57,7 @@ from tiercel.core.machine.events import (
     StateRead,
     TimerFired,
 )
+from tiercel.core.machine.names import Timer, TimerKind, TimerName
 from tiercel.core.messages import Message
 from tiercel.runtime.deployment import DeploymentDir
 from tiercel.runtime.net.addresses import machine_here
@@ -162,7 +163,7 @@ class Host:
         self._planned = False
         self._began_ms = 0.0  # the current event
         self._send_buffer = SendBuffer(self._connections)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[TimerName, asyncio.TimerHandle] = {}
 
     @staticmethod
     def _first_incarnation(config: HostConfig) -> int:
@@ -230,7 +231,7 @@ class Host:
                 elif self._replication is not None:
                     self._replication.choose_replica()
                 if self._registry.take_checkpoint_request(self.name):
-                    self.deliver(TimerFired("checkpoint"))
+                    self.deliver(TimerFired(Timer(TimerKind.CHECKPOINT)))
             if self._meter is not None:
                 self._meter.tick(self.busy_s)
             await asyncio.sleep(POLL_S)
@@ -496,14 +497,14 @@ class Host:
             if not self._ended.done():
                 self._ended.set_exception(error)
 
-    def _set_timer(self, name: str, at_ms: float) -> None:
+    def _set_timer(self, name: TimerName, at_ms: float) -> None:
         planned = self._timers.pop(name, None)
         if planned is not None:
             planned.cancel()
         delay_s = max(0.0, (at_ms - self._clock()) / 1e3)
         self._timers[name] = self._loop.call_later(delay_s, self._on_timer, name)
 
-    def _on_timer(self, name: str) -> None:
+    def _on_timer(self, name: TimerName) -> None:
         self._timers.pop(name, None)
         self.deliver(TimerFired(name))
 

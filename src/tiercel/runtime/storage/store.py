@@ -45,7 +45,7 @@ from tiercel.runtime.storage.open import DamagedStore, open_to_read, open_to_wri
 INCARNATION: Final = b"\x00incarnation"  # not a table, and sorts before all of them: counts the starts
 BATCHES: Final = b"\x00batches"  # likewise: counts the batches for backup and replica
 FORMAT_KEY: Final = b"\x00format"  # likewise: the format of the store
-FORMAT: Final = 1  # grows when older versions cannot read newer stores
+FORMAT: Final = 2  # grows when older versions cannot read newer stores
 RESTORING: Final = b"\x00restoring"  # likewise: some values are still in a backup (backup/lazy_restore.py)
 NO_TABLE: Final = b"\x00"  # keys of the store itself begin with this
 RESTORED_S_MAX = 120.0  # how long a reader waits for a store that is being restored
@@ -437,7 +437,7 @@ def _version(data: bytes) -> StoredVersion:
 
 
 def _checked(db: Rdict, directory: Path) -> Rdict:
-    """Refuse what another version has written in another way. The first format did not say which it is."""
+    """Refuse what another version has written in another way. An empty store has no format yet."""
     found = int.from_bytes(db.get(FORMAT_KEY) or FORMAT.to_bytes(8))
     if found != FORMAT:
         db.close()  # as it was found

@@ -12,6 +12,7 @@ from typing import Any
 from tiercel.core import messages as m
 from tiercel.core.machine.effects import Effect, Send, StorageKey, Write
 from tiercel.core.machine.events import Durable, Event, Received, TimerFired
+from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.model.log import Abort, Adopt, Begin, Compare, Done, Entry, Flip, Row, Watermark
 from tiercel.core.model.topology import Topology
@@ -115,8 +116,8 @@ def steps_of(event: Event, effects: Sequence[Effect]) -> list[tuple[str, str]]:
         case Received(message=m.FromInstance(message=message)) | Received(message=message):
             move = getattr(message, "move", None)
             return [(move, type(message).__name__)] if move else []
-        case TimerFired(name=name) if name.startswith("capture|"):
-            return [(name[8:], "timer:capture")]
+        case TimerFired(name=Timer(kind=TimerKind.CAPTURE, of=move)):
+            return [(move, "timer:capture")]
         case Durable():
             sent = [e.message for e in effects if isinstance(e, Send)]
             plain: list[Any] = [s.message if isinstance(s, m.FromInstance) else s for s in sent]

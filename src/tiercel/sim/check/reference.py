@@ -73,7 +73,7 @@ class Reference:
         rows_here = self.by_key.setdefault(site, {})
         controls = self.control.setdefault(site, [])
         for offset, entry in log:
-            for rows in entry.parts.values():
+            for rows in (*entry.parts.values(), *(part.rows for part in entry.moving)):
                 for row in rows:
                     rows_here.setdefault(row[0], {}).setdefault(offset, []).append(row)
             if isinstance(entry.control, Tick | Watermark):

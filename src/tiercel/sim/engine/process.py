@@ -43,6 +43,7 @@ from tiercel.core.machine.events import (
     StateRead,
     TimerFired,
 )
+from tiercel.core.machine.names import TimerName
 from tiercel.core.migration.parallel_recovery import is_of_share
 from tiercel.core.model.log import Takeover
 from tiercel.sim.engine.disk import Disk
@@ -114,7 +115,7 @@ class RunningProcess:
         self._network = process.network
         self._clock_rate = 1.0 + process.drift
         self._clock_offset_ms = process.clock_offset_ms
-        self._timers: dict[str, tuple[float, float]] = {}  # name -> (due, when the call comes)
+        self._timers: dict[TimerName, tuple[float, float]] = {}  # name -> (due, when the call comes)
         self._waiting: deque[Event] = deque()  # for the next turn
         self._unseen: Counter[str] = Counter()  # connections that the machine has not been told of yet
         self._validate = getattr(machine, "validate", None) if process.validate else None
@@ -308,7 +309,7 @@ class RunningProcess:
             process._end_incarnation(lose_unsynced=False)
             process.on_exit(process, reason)
 
-    def _set_timer(self, name: str, at_ms: float) -> None:
+    def _set_timer(self, name: TimerName, at_ms: float) -> None:
         """Plan a call unless one comes early enough: that one will plan the rest of the wait."""
         due_ms = (at_ms - self._clock_offset_ms) / self._clock_rate
         step_ms = math.ulp(at_ms)
@@ -321,12 +322,12 @@ class RunningProcess:
         else:
             self._plan_timer(name, max(due_ms, self._scheduler.now_ms))
 
-    def _plan_timer(self, name: str, due_ms: float) -> None:
+    def _plan_timer(self, name: TimerName, due_ms: float) -> None:
         self._timers[name] = (due_ms, due_ms)
         if due_ms != math.inf:
             self._scheduler.call_at(due_ms, self._wake, name, due_ms)
 
-    def _wake(self, name: str, call_ms: float) -> None:
+    def _wake(self, name: TimerName, call_ms: float) -> None:
         timer = self._timers.get(name)
         if not self.alive or timer is None or timer[1] != call_ms:
             return  # replaced by an earlier one

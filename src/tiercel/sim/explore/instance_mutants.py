@@ -68,7 +68,9 @@ def _merged(original: Any) -> Any:
         out: list[Entry] = []
         for entry in entries:
             last = out[-1] if out else None
-            mergeable = last is not None and entry.control is None and last.control is None
+            mergeable = last is not None and not (
+                entry.control or entry.moving or last.control or last.moving
+            )
             if last is not None and mergeable and entry.parts.keys() == last.parts.keys():
                 parts = {name: last.parts[name] + rows for name, rows in entry.parts.items()}
                 out[-1] = Entry(entry.offset, entry.time_ms, parts)

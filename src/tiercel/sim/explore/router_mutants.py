@@ -15,6 +15,7 @@ from tiercel.core.logs.dispatch import DispatchCursor
 from tiercel.core.logs.inbox import Inbox
 from tiercel.core.logs.producers import ProducerTable
 from tiercel.core.logs.retention import Readers
+from tiercel.core.logs.sequencer import Sequencer
 from tiercel.core.logs.site_outbox import SiteOutbox
 from tiercel.core.machine.stored import LogReader
 from tiercel.core.migration import parallel_recovery
@@ -56,7 +57,7 @@ def _sends_at_once(notices_only: bool) -> Any:
 
 
 def _without_marks(original: Any) -> Any:
-    return lambda inbox, step, marks, members: original(inbox, step, {}, members)
+    return lambda sequencer, step, marks, keys, arrives: original(sequencer, step, {}, keys, arrives)
 
 
 def _without_watermark(original: Any) -> Any:
@@ -104,9 +105,9 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(ProducerTable, "is_next", _accepts_gaps),
         Patch(ProducerTable, "recover_mark", instead(None)),
     ),
-    "early-rows-not-held": (Patch(Inbox, "must_hold", instead(False)),),
-    "marks-not-moved": (Patch(Inbox, "install_marks", _without_marks),),
-    "home-coming-not-held": (Patch(Inbox, "find_awaiting_own_rows", instead(None)),),
+    "early-rows-not-held": (Patch(Sequencer, "must_hold", instead(False)),),
+    "marks-not-moved": (Patch(Sequencer, "install_marks", _without_marks),),
+    "home-coming-not-held": (Patch(Sequencer, "await_own_rows", instead(None)),),
     "outbox-not-replayed": (Patch(SiteOutbox, "replay", instead(None)),),
     "sent-before-durable": (Patch(SiteOutbox, "add", _sends_at_once(notices_only=False)),),
     "flip-announced-too-early": (Patch(SiteOutbox, "add", _sends_at_once(notices_only=True)),),

@@ -1,0 +1,223 @@
+"""The sequencer of an inbox: the numbers of rows per key and origin.
+
+Responsible for: numbering the rows that leave this site; of the rows that arrive, dropping repeats and
+    holding early ones; marks that travel with their keys; rows that wait for a newer routing table.
+Not responsible for: the log and the parts of an entry (inbox.py), frames (site_outbox.py).
+
+The owner's site sequences a key. It appends the rows of an origin in the order of their numbers, whatever
+path they took. If a key returns to a site while rows that this site has forwarded are still on their way
+back, new rows of it are numbered too, and wait behind the older ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from tiercel.core.logs.site_outbox import InboundFrame
+from tiercel.core.machine.step import Step
+from tiercel.core.model.key_table import KeyTable
+from tiercel.core.model.keys import Key, KeySet
+from tiercel.core.model.log import Row
+from tiercel.core.model.routing import Route, RouteUpdate, RoutingTable, slot_of
+
+
+class HeldRow:
+    """A row that cannot be appended yet, and the frames that it keeps from being settled."""
+
+    __slots__ = ("frames", "row")
+
+    def __init__(self, row: Row, frames: tuple[InboundFrame, ...]) -> None:
+        self.row = row
+        self.frames: list[InboundFrame] = []
+        self.also(frames)
+
+    def also(self, frames: tuple[InboundFrame, ...]) -> None:
+        for inbound in frames:
+            if inbound not in self.frames:
+                self.frames.append(inbound)
+                inbound.held += 1
+
+    def release(self) -> None:
+        for inbound in self.frames:
+            inbound.held -= 1
+
+
+class Sequenced(NamedTuple):
+    """The result of sequencing rows of other sites."""
+
+    ready: list[Row]  # to append, in this order
+    onward: dict[str, list[Row]]  # to forward, by site
+    correction: RouteUpdate | None  # the routes that the sender should know
+
+
+class Sequencer:
+    """The numbers of one inbox."""
+
+    def __init__(self, inbox: str, site: str, table: RoutingTable, rerouted: Callable[[Key], None]) -> None:
+        self._inbox = inbox
+        self._site = site
+        self._table = table
+        self._rerouted = rerouted  # the inbox forgets where rows of this key go
+        self.counts = KeyTable[int](table.count)  # rows of a key that this site numbered and forwarded
+        self.marks = KeyTable[dict[str, int]](table.count)  # key -> origin -> last n appended
+        self.awaiting_own_rows = KeyTable[None](table.count)  # owned here, older rows are in flight
+        self.held = KeyTable[dict[str, dict[int, HeldRow]]](table.count)  # key -> origin -> n -> row
+        self.held_rows = 0
+        self.waiting: list[HeldRow] = []  # their sender knows a newer epoch than this site
+
+    # -- rows that leave ---------------------------------------------------------------------
+
+    def number(self, step: Step, row: Row) -> Row:
+        """The stamped form of a row for another site."""
+        key = row[0]
+        n = self.counts.get(key, 0) + 1
+        self.counts[key] = n
+        step.put(("count", self._inbox, key), n)
+        return (key, row[1], row[2], self._site, n, self._table.route(key).epoch)
+
+    # -- rows that arrive --------------------------------------------------------------------
+
+    def sequence(self, step: Step, rows: list[Row], frames: tuple[InboundFrame, ...]) -> Sequenced:
+        """Sequence stamped rows: take the next ones, drop repeats, hold early ones, forward the rest."""
+        ready: list[Row] = []
+        onward: dict[str, list[Row]] = {}
+        corrections: dict[Key, Route] = {}
+        for row in rows:
+            key, epoch = row[0], row[5]
+            route = self._table.route(key)
+            if route.site == self._site:
+                self._sequence_here(step, row, frames, ready)
+            elif route.epoch > epoch:
+                onward.setdefault(route.site, []).append((*row[:5], route.epoch))
+                corrections[key] = route
+            else:
+                self.waiting.append(HeldRow(row, frames))
+        if self.awaiting_own_rows:
+            self._stop_awaiting(ready)
+        return Sequenced(ready, onward, self._correction(corrections) if corrections else None)
+
+    def must_hold(self, last: int, n: int) -> bool:
+        """Rule R1: a row waits until the row before it, of the same key and origin, is appended."""
+        return n > last + 1
+
+    def _sequence_here(
+        self, step: Step, row: Row, frames: tuple[InboundFrame, ...], ready: list[Row]
+    ) -> None:
+        key, origin, n = row[0], row[3], row[4]
+        marks = self.marks.get(key)
+        if marks is None:
+            marks = self.marks[key] = {}
+        last = marks.get(origin, 0)
+        if n <= last:
+            return
+        if n != last + 1 and self.must_hold(last, n):
+            self._hold(row, frames)
+            return
+        ready.append(row)
+        marks[origin] = n
+        of_key = self.held.get(key)
+        held_rows = of_key.get(origin) if of_key is not None else None
+        while held_rows:
+            n += 1
+            entry = held_rows.pop(n, None)
+            if entry is None:
+                break
+            self.held_rows -= 1
+            ready.append(entry.row)
+            marks[origin] = n
+            entry.release()
+        if of_key is not None and held_rows is not None and not held_rows:
+            del of_key[origin]
+            if not of_key:
+                del self.held[key]
+        step.put(("mark", self._inbox, key), dict(marks))
+
+    def _hold(self, row: Row, frames: tuple[InboundFrame, ...]) -> None:
+        key, origin, n = row[0], row[3], row[4]
+        of_key = self.held.get(key)
+        if of_key is None:
+            of_key = self.held[key] = {}
+        held = of_key.setdefault(origin, {})
+        if n in held:
+            held[n].also(frames)
+        else:
+            held[n] = HeldRow(row, frames)
+            self.held_rows += 1
+
+    def _correction(self, routes: dict[Key, Route]) -> RouteUpdate:
+        """The routes for a sender with old ones: the slots of these keys with all their overrides."""
+        slots: dict[int, Route] = {}
+        keys: dict[Key, Route] = {}
+        for key, route in routes.items():
+            slot = slot_of(key, self._table.count)
+            if slot not in slots:
+                slots[slot] = self._table.slots[slot]
+                keys.update(self._table.overrides_in(frozenset((slot,))))
+            if key in self._table.overrides:
+                keys[key] = route
+        return RouteUpdate(slots, keys)
+
+    def release_waiting(self) -> list[HeldRow]:
+        """The rows that waited until this site's table is as new as their sender's."""
+        waiting, self.waiting = self.waiting, []
+        for held in waiting:
+            held.release()
+        return waiting
+
+    # -- keys that arrive and leave ----------------------------------------------------------
+
+    def give_marks(
+        self, step: Step, keys: KeySet, leaves: Callable[[Key], bool]
+    ) -> dict[Key, dict[str, int]]:
+        """Remove and return the marks of keys that leave."""
+        given = {key: self.marks[key] for key in self.marks.of(keys) if leaves(key) and self.marks[key]}
+        for key in given:
+            del self.marks[key]
+            step.delete(("mark", self._inbox, key))
+        return given
+
+    def drop_held(self, keys: KeySet, leaves: Callable[[Key], bool]) -> list[HeldRow]:
+        """Remove the held rows of keys that have left: they are forwarded."""
+        out: list[HeldRow] = []
+        for key in [key for key in self.held.of(keys) if leaves(key)]:
+            for of_origin in self.held[key].values():
+                out += of_origin.values()
+            del self.held[key]
+        for held in out:
+            held.release()
+        self.held_rows -= len(out)
+        return out
+
+    def install_marks(
+        self, step: Step, marks: dict[Key, dict[str, int]], keys: KeySet, arrives: Callable[[Key], bool]
+    ) -> None:
+        """Rule R2: install the marks of the old sequencer before the first append of the new one."""
+        for key, of_key in marks.items():
+            self.marks[key] = dict(of_key)
+            step.put(("mark", self._inbox, key), dict(of_key))
+        self.await_own_rows([key for key in self.counts.of(keys) if arrives(key)])
+
+    def await_own_rows(self, keys: Iterable[Key]) -> None:
+        """Rule R4: a key that has returned waits for the rows that this site had forwarded."""
+        for key in keys:
+            if not self._has_own_rows(key):
+                self.awaiting_own_rows[key] = None
+                self._rerouted(key)
+
+    def _has_own_rows(self, key: Key) -> bool:
+        """Whether all rows of a key that this site has forwarded are in its log."""
+        marks = self.marks.get(key)
+        return (marks.get(self._site, 0) if marks is not None else 0) >= self.counts.get(key, 0)
+
+    def _stop_awaiting(self, ready: list[Row]) -> None:
+        for row in ready:
+            if row[0] in self.awaiting_own_rows and self._has_own_rows(row[0]):
+                del self.awaiting_own_rows[row[0]]
+                self._rerouted(row[0])
+
+    def await_no_own_rows(self, keys: KeySet, leaves: Callable[[Key], bool]) -> None:
+        """Stop waiting for rows of keys that have left: their next sequencer waits for them."""
+        for key in [key for key in self.awaiting_own_rows.of(keys) if leaves(key)]:
+            del self.awaiting_own_rows[key]
+            self._rerouted(key)
