@@ -17,6 +17,7 @@ from tiercel.sim.explore.campaign import Summary
 from tiercel.sim.explore.crash_points_table import STEPS
 from tiercel.sim.explore.mutants import MUTANTS, Kill
 from tiercel.sim.explore.run import Result
+from tiercel.sim.scenario.features import DRAWN_FEATURES, FEATURES
 from tiercel.sim.scenario.scenario import FAULTS, Options
 
 PLANTED = "source-forgets-early"
@@ -109,7 +110,12 @@ def test_the_replay_command_repeats_what_differs_from_the_defaults() -> None:
     assert cli_sim.replay_command(7, options) == (
         f"tiercel sim --seed 7 --strategy pause --faults crash,step --mutant {PLANTED} --trace"
     )
-    assert cli_sim.replay_command(7, Options(faults=FAULTS)) == "tiercel sim --seed 7 --trace"
+    drawn = Options(faults=FAULTS, features=DRAWN_FEATURES)
+    assert cli_sim.replay_command(7, drawn) == "tiercel sim --seed 7 --trace"
+    other = Options(faults=FAULTS, features=("wrong-clocks",))
+    assert (
+        cli_sim.replay_command(7, other) == "tiercel sim --seed 7 --without all --with wrong-clocks --trace"
+    )
 
 
 def test_simulated_demo_shows_a_live_move_and_checks_its_seeds(
@@ -129,6 +135,7 @@ def test_every_name_that_options_take_can_be_listed(capsys: pytest.CaptureFixtur
     expected = {
         "strategies": STEPS,
         "faults": FAULTS,
+        "features": FEATURES,
         "mutants": MUTANTS,
         "checkers": ("exactly-once-input", "one-owner", "core-bug"),
         "sites": ("cloud",),

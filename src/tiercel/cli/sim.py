@@ -35,13 +35,24 @@ from tiercel.sim.explore.planting import planted
 from tiercel.sim.explore.run import Result, run
 from tiercel.sim.explore.shrink import render, shrink
 from tiercel.sim.scenario.deployment import Deployment
+from tiercel.sim.scenario.features import DRAWN_FEATURES, FEATURES
 from tiercel.sim.scenario.large import Report, run_large
 from tiercel.sim.scenario.scenario import FAULTS, Options
 
 SEED_MAX = 2**31
 SHRUNK_MAX = 2  # failing seeds that are shortened; each takes some seconds
 SHOWN_MAX = 10  # violations that are printed
-LISTS = ("strategies", "faults", "checkers", "mutants", "points", "sites", "operators", "instances")
+LISTS = (
+    "strategies",
+    "faults",
+    "features",
+    "checkers",
+    "mutants",
+    "points",
+    "sites",
+    "operators",
+    "instances",
+)
 
 errors = Console(stderr=True)
 
@@ -57,6 +68,10 @@ def sim(
         STRATEGIES
     ),
     faults: Annotated[str, typer.Option(help="Faults, comma-separated; or all, none.")] = "all",
+    with_: Annotated[
+        str, typer.Option("--with", help="Features to draw that are off by default, comma-separated; or all.")
+    ] = "",
+    without: Annotated[str, typer.Option(help="Features not to draw, comma-separated; or all.")] = "",
     jobs: Annotated[int, typer.Option(help="Parallel processes; 0: one per core.")] = 0,
     points: Annotated[bool, typer.Option("--points", help="Crash at every step of every protocol.")] = False,
     mutants: Annotated[
@@ -79,6 +94,8 @@ def sim(
 
       tiercel sim --seeds 500 --strategy live --faults crash,step
 
+      tiercel sim --seeds 500 --without all --with dead-for-good
+
       tiercel sim --seed 42 --trace
 
       tiercel sim --mutants --mutant timers-not-moved
@@ -99,7 +116,13 @@ def sim(
         check_names([mutant])
         options = options_of(mutant)
     else:
-        options = Options(strategies=chosen, faults=_faults(faults), sites_max=6, scales=True)
+        options = Options(
+            strategies=chosen,
+            faults=_faults(faults),
+            sites_max=6,
+            scales=True,
+            features=_features(with_, without),
+        )
     jobs = jobs or jobs_available()
     if list_ is not None:
         _print_list(list_)
@@ -145,6 +168,14 @@ def _faults(text: str) -> tuple[str, ...]:
     return _names("fault", text, FAULTS, "faults")
 
 
+def _features(added: str, removed: str) -> tuple[str, ...]:
+    """The features that campaigns draw, without the removed and with the added ones."""
+    known = tuple(FEATURES)
+    gone = () if not removed else known if removed == "all" else _names("feature", removed, known, "features")
+    more = () if not added else known if added == "all" else _names("feature", added, known, "features")
+    return tuple(n for n in known if n in more or (n in DRAWN_FEATURES and n not in gone))
+
+
 def checker_names() -> dict[str, str]:
     """Checker -> its promise, from the table in the docstring of the checkers."""
     lines = re.findall(r"^    ([a-z-]+)  +(.+)$", checkers.__doc__ or "", re.MULTILINE)
@@ -161,6 +192,10 @@ def _print_list(kind: str) -> None:
             _print_pairs({name: strategy.summary for name, strategy in STRATEGIES.items()})
         case "faults":
             print("\n".join(FAULTS))
+        case "features":
+            off = {name for name, feature in FEATURES.items() if not feature.by_default}
+            pairs = {name: feature.summary for name, feature in FEATURES.items()}
+            _print_pairs({n: f"(off) {text}" if n in off else text for n, text in pairs.items()})
         case "checkers":
             _print_pairs(checker_names())
         case "mutants":
@@ -240,6 +275,13 @@ def replay_command(seed: int, options: Options) -> str:
         parts.append(f"--faults {','.join(options.faults) or 'none'}")
     if options.mutant:
         parts.append(f"--mutant {options.mutant}")
+        return " ".join([*parts, "--trace"])
+    gone = [name for name in DRAWN_FEATURES if name not in options.features]
+    more = [name for name in options.features if name not in DRAWN_FEATURES]
+    if gone:
+        parts.append(f"--without {'all' if gone == list(DRAWN_FEATURES) else ','.join(gone)}")
+    if more:
+        parts.append(f"--with {','.join(more)}")
     return " ".join([*parts, "--trace"])
 
 

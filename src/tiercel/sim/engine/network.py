@@ -30,12 +30,13 @@ JITTER_SHARE = 0.2  # of the latency: what a message may be late, so that links 
 class Endpoint:
     """One incarnation of a process, as the network sees it."""
 
-    __slots__ = ("alive", "channels", "deliver", "name")
+    __slots__ = ("alive", "channels", "deliver", "name", "replaced")
 
     def __init__(self, name: str, deliver: Callable[[Event], object]) -> None:
         self.name = name
         self.deliver = deliver
         self.alive = True
+        self.replaced = False  # a zombie: a peer that is connected to its successor closes this connection
         self.channels: dict[str, Channel] = {}  # by peer; only connections announced to this side
 
 
@@ -315,6 +316,8 @@ class Network:
         endpoint, peer = channel.source, channel.target.name
         old = endpoint.channels.get(peer)
         if old is not None:
+            if old.target.replaced:
+                self._close(old.back)
             self._announce_disconnected(old)
         if endpoint.alive:  # it may die of any event
             channel.announced = True

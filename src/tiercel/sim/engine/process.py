@@ -88,8 +88,6 @@ class RunningProcess:
     __slots__ = (
         "_asked",
         "_busy",
-        "_clock_offset_ms",
-        "_clock_rate",
         "_missing_state",
         "_network",
         "_process",
@@ -113,9 +111,7 @@ class RunningProcess:
         self._process = process
         self._scheduler = process.scheduler
         self._network = process.network
-        self._clock_rate = 1.0 + process.drift
-        self._clock_offset_ms = process.clock_offset_ms
-        self._timers: dict[TimerName, tuple[float, float]] = {}  # name -> (due, when the call comes)
+        self._timers: dict[TimerName, tuple[float, float]] = {}  # (due by its clock, when it is called)
         self._waiting: deque[Event] = deque()  # for the next turn
         self._unseen: Counter[str] = Counter()  # connections that the machine has not been told of yet
         self._validate = getattr(machine, "validate", None) if process.validate else None
@@ -179,7 +175,7 @@ class RunningProcess:
     def _step(self) -> None:
         scheduler, process, waiting = self._scheduler, self._process, self._waiting
         event, before = waiting[0], len(waiting)
-        now_ms = scheduler.now_ms * self._clock_rate + self._clock_offset_ms
+        now_ms = process.clock_at(scheduler.now_ms)
         if scheduler.story is not None:
             scheduler.note(str(self), "<-", *(waiting if before > 1 else (event,)))
         if scheduler.hash_events:
@@ -311,31 +307,33 @@ class RunningProcess:
 
     def _set_timer(self, name: TimerName, at_ms: float) -> None:
         """Plan a call unless one comes early enough: that one will plan the rest of the wait."""
-        due_ms = (at_ms - self._clock_offset_ms) / self._clock_rate
-        step_ms = math.ulp(at_ms)
-        while due_ms * self._clock_rate + self._clock_offset_ms < at_ms:  # rounding: never early
-            due_ms += step_ms
-            step_ms *= 2
+        call_ms = self._process.when_clock_shows(at_ms)
         timer = self._timers.get(name)
-        if timer is not None and timer[1] <= due_ms:
-            self._timers[name] = (due_ms, timer[1])
+        if timer is not None and timer[1] <= call_ms:
+            self._timers[name] = (at_ms, timer[1])
         else:
-            self._plan_timer(name, max(due_ms, self._scheduler.now_ms))
+            self._plan_timer(name, at_ms)
 
-    def _plan_timer(self, name: TimerName, due_ms: float) -> None:
-        self._timers[name] = (due_ms, due_ms)
-        if due_ms != math.inf:
-            self._scheduler.call_at(due_ms, self._wake, name, due_ms)
+    def _plan_timer(self, name: TimerName, at_ms: float) -> None:
+        call_ms = max(self._process.when_clock_shows(at_ms), self._scheduler.now_ms)
+        self._timers[name] = (at_ms, call_ms)
+        if call_ms != math.inf:
+            self._scheduler.call_at(call_ms, self._wake, name, call_ms)
 
     def _wake(self, name: TimerName, call_ms: float) -> None:
         timer = self._timers.get(name)
         if not self.alive or timer is None or timer[1] != call_ms:
             return  # replaced by an earlier one
-        if timer[0] > call_ms:
+        if self._process.when_clock_shows(timer[0]) > call_ms:
             self._plan_timer(name, timer[0])
         else:
             del self._timers[name]
             self.take(TimerFired(name))
+
+    def on_clock_set(self) -> None:
+        """Plan all timers anew: they are due by the clock, which has jumped."""
+        for name, (at_ms, _) in list(self._timers.items()):
+            self._plan_timer(name, at_ms)
 
     def __str__(self) -> str:
         return f"{self._process.name}#{self.incarnation}{' (zombie)' if self.zombie else ''}"
@@ -429,6 +427,27 @@ class Process:
         self.zombies: list[RunningProcess] = []
         self.left_behind: list[Disk] = []  # disks that zombies were writing to
         self._stopped = False
+        self._forbidden = False
+
+    def clock_at(self, now_ms: float) -> float:
+        """What its clock shows at that time."""
+        return now_ms * (1.0 + self.drift) + self.clock_offset_ms
+
+    def when_clock_shows(self, at_ms: float) -> float:
+        """The first time at which its clock shows this, or later."""
+        due_ms = (at_ms - self.clock_offset_ms) / (1.0 + self.drift)
+        step_ms = math.ulp(at_ms)
+        while self.clock_at(due_ms) < at_ms:  # rounding: never early
+            due_ms += step_ms
+            step_ms *= 2
+        return due_ms
+
+    def set_clock(self, by_ms: float) -> None:
+        """The clock jumps, as when somebody corrects it."""
+        self.scheduler.trace("clock", self.name, by_ms)
+        self.clock_offset_ms += by_ms
+        for running in [*self.zombies, *([self.running] if self.running is not None else [])]:
+            running.on_clock_set()
 
     @property
     def up(self) -> bool:
@@ -483,16 +502,23 @@ class Process:
         """Start after that time, unless something else has started it by then or it was stopped."""
         self.scheduler.call_after(delay_ms, self._start_if_down)
 
+    def forbid_restarts(self) -> None:
+        """Once it has ended it stays down for good."""
+        self._forbidden = True
+
     def launch_after(self, delay_ms: float) -> None:
         """Start after that time, also if it was stopped before."""
         self._stopped = False
         self.restart_after(delay_ms)
 
-    def fork_zombie(self, for_ms: float) -> None:
+    def fork_zombie(self, for_ms: float, *, fenced: bool = False) -> None:
         """Start a successor while the old machine runs on for a time and still believes that it is current.
 
         The zombie keeps its connections but makes no new ones. It writes to a copy of the disk;
         the successor finds what a power loss would have left. No-op when down.
+
+        With `fenced` its storage refuses what it writes from now on, as a replica does that knows the
+        successor, and a peer that is connected to the successor does not hear the zombie any more.
         """
         running = self.running
         if running is None:
@@ -500,7 +526,11 @@ class Process:
         self.scheduler.trace("zombie", self.name, self.incarnation, for_ms)
         running.zombie = True
         running.disk = self.disk.fork()
-        self.left_behind.append(running.disk)
+        if fenced:
+            running.disk.full(2 * for_ms)
+            running.endpoint.replaced = True
+        else:
+            self.left_behind.append(running.disk)
         self.network.disown(running.endpoint)
         self.disk.crash(lose_unsynced=True)
         self.zombies.append(running)
@@ -521,7 +551,7 @@ class Process:
         self.left_behind = []
 
     def _start_if_down(self) -> None:
-        if self.running is None and not self._stopped:
+        if self.running is None and not self._stopped and not self._forbidden:
             self.start()
 
     def _end_incarnation(self, lose_unsynced: bool) -> None:

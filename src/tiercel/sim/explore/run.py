@@ -97,6 +97,8 @@ def unfinished_work(deployment: Deployment) -> str:
         machine = process.machine
         if machine is None and name in deployment.retired:
             continue
+        if machine is None and name in deployment.dead:
+            return f"{name} died for good, and nobody has taken over"
         if machine is None:
             return f"{name} is down"
         if isinstance(machine, ScriptedProducer | ScriptedMobile) and not machine.safe:

@@ -153,6 +153,10 @@ def _fewer_frames(scenario: Scenario) -> Iterator[Scenario]:
 def _plainer(scenario: Scenario) -> Iterator[Scenario]:
     if any(scenario.clock_ms.values()):
         yield replace(scenario, clock_ms={})
+    if scenario.drift:
+        yield replace(scenario, drift={})
+    if scenario.service_ms:
+        yield replace(scenario, service_ms={})
     if scenario.turn_ms:
         yield replace(scenario, turn_ms={})
     if any(scenario.coarser.values()):
@@ -168,6 +172,10 @@ def render(scenario: Scenario) -> str:
     lines = [f"seed {scenario.seed}, durability {scenario.durability}, a sync takes {scenario.sync_ms} ms"]
     lines += [f"site {name}" + (f" below {up}" if up else "") for name, up in topology.sites.items()]
     lines += [f"link {pair.replace(' ', ' - ')}: {ms} ms" for pair, ms in scenario.latency_ms.items()]
+    if scenario.features:
+        lines.append(f"with {', '.join(scenario.features)}")
+    lines += [f"each row takes {name} {ms} ms" for name, ms in scenario.service_ms.items()]
+    lines += [f"clock of {name} runs {100 * by:g} % too fast" for name, by in scenario.drift.items()]
     lines += [f"clock of {name} is {ms} ms ahead" for name, ms in scenario.clock_ms.items() if ms]
     for operator in topology.operators.values():
         kind = scenario.kinds[operator.name] + (" to coarser keys" if scenario.coarser[operator.name] else "")
@@ -208,12 +216,19 @@ def _of_action(action: Action) -> str:
             f"slots {_numbers(action.slots)}" if action.slots else f"keys {b' '.join(action.keys).decode()}"
         )
         return f"{at}move {which} of {action.target} to {action.other} ({action.strategy})"
+    if action.kind == "replace":
+        gone, new = action.point.split()
+        return f"{at}replace {gone} by {new} ({action.strategy})"
     if action.kind == "scale":
         return f"{at}scale {action.target} to {action.other} ({action.strategy or 'live'})"
     if action.kind == "step":
+        if action.other in ("mute", "slow"):
+            who = f"{action.target} of a {action.strategy} move"
+            return f"{'':>10}  the {who} is {action.other} from {action.point} on, for {action.for_ms:.0f} ms"
         when = "after" if action.after else "before"
         who = f"{action.target} of a {action.strategy} move"
-        return f"{'':>10}  the {who} dies {when} {action.point}, for {action.for_ms:.0f} ms"
+        lasting = "for good" if action.other == "die" else f"for {action.for_ms:.0f} ms"
+        return f"{'':>10}  the {who} dies {when} {action.point}, {lasting}"
     other = f" - {action.other}" if action.other else ""
     lasting = f" for {action.for_ms:.0f} ms" if action.for_ms else ""
     return f"{at}{action.kind} {action.target}{other}{lasting}"

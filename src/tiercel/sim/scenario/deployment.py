@@ -46,6 +46,8 @@ class Deployment:
         self.listeners: dict[str, Listener] = {}
         self.instances: set[str] = set()
         self.retired: set[str] = set()
+        self.ended: set[str] = set()  # processes of which an incarnation has ended
+        self.dead: dict[str, str] = {}  # instance that died for good -> its successors
         self.step_crashes: list[Action] = [a for a in scenario.actions if a.kind == "step"]
         self.points_hit: set[tuple[str, str, str, bool]] = set()
         self.steps_seen: set[tuple[str, str, str]] = set()
@@ -116,7 +118,9 @@ class Deployment:
             make,
             disk,
             clock_offset_ms=scenario.clock_ms.get(name, 0.0),
-            on_exit=lambda process, reason: process.restart_after(RESTART_MS),
+            drift=scenario.drift.get(name, 0.0),
+            on_exit=self._on_exit,
+            on_crash=lambda process: self.ended.add(process.name),
             on_launch=self._launch,
             on_retire=self._retire,
             before_effect=self._before_effect,
@@ -132,7 +136,7 @@ class Deployment:
         operator = self.topology.operators[operator_of(name)]
         kind = KINDS[self.scenario.kinds[operator.name]]
         coarser = self.scenario.coarser[operator.name]
-        row_ms = self.scenario.service_ms.get(operator.name, 0.0)
+        row_ms = self.scenario.service_ms.get(name, self.scenario.service_ms.get(operator.name, 0.0))
 
         def make(incarnation: int, items: dict[StorageKey, Any]) -> Machine:
             made = kind(operator.name, coarser)
@@ -163,12 +167,20 @@ class Deployment:
 
     def _launch(self, instance: str) -> None:
         self.retired.discard(instance)
+        if instance in self.dead:
+            return
         if instance not in self.processes:
             self._add_instance(instance)
         if not self.processes[instance].up:
             self.processes[instance].launch_after(30.0)
 
+    def _on_exit(self, process: Process, reason: str) -> None:
+        self.ended.add(process.name)
+        if process.name not in self.dead:
+            process.restart_after(RESTART_MS)
+
     def _retire(self, instance: str) -> None:
+        self.ended.add(instance)
         self.retired.add(instance)
         self.processes[instance].stop()
 
@@ -230,6 +242,14 @@ class Deployment:
                         self.faults += 1
                         self.network.clog(process.name, site_of(process.name), action.for_ms, one_way=True)
                         continue
+                    if action.other == "slow":
+                        self.faults += 1
+                        process.disk.slow(20.0, action.for_ms)
+                        continue
+                    if action.other == "die":
+                        self.faults += 1
+                        self._let_die(process.name, f"{process.name.rpartition('#')[0]}#81")
+                        return effects if action.after else 0
                     self.points_hit.add((strategy, role, step, action.after))
                     self.faults += 1
                     process.restart_after(action.for_ms)
@@ -274,6 +294,12 @@ class Deployment:
                 self._ask_scale(action)
             case "recover" | "suspect":
                 self._recover(action)
+            case "replace":
+                self._ask_replacement(action)
+            case "die":
+                self.faults += 1
+                self._let_die(action.target, action.other)
+                self.processes[action.target].crash()
             case _:
                 self._fault(action)
 
@@ -323,6 +349,45 @@ class Deployment:
         request = ScaleRequest(action.target, tuple(action.other.split()), action.strategy or "live")
         controller.perform(controller.machine.scale(request, self.scheduler.now_ms))
 
+    def _ask_replacement(self, action: Action) -> None:
+        controller = self.processes["controller"]
+        if not isinstance(controller.machine, Controller):
+            self.scheduler.call_after(15.0, self._act, action)
+            return
+        gone, new = action.point.split()
+        request = ScaleRequest(
+            action.target, tuple(action.other.split()), action.strategy, {gone: new}, even=False
+        )
+        try:
+            controller.perform(controller.machine.scale(request, self.scheduler.now_ms))
+        except InvalidRequest as refusal:
+            self.refusals.append(str(refusal))
+
+    def _let_die(self, instance: str, successors: str) -> None:
+        """It does not return; somebody asks for a takeover until one is accepted."""
+        self.dead[instance] = successors
+        self.processes[instance].forbid_restarts()
+        self.scheduler.call_after(40.0, self._ask_takeover, instance, "")
+
+    def _ask_takeover(self, instance: str, asked: str) -> None:
+        """Ask for a takeover, and again if its router refused it (a move was under way, say)."""
+        controller = self.processes["controller"].machine
+        if isinstance(controller, Controller) and instance not in self.retired:
+            if asked and asked not in controller.refused and asked not in controller.recoveries:
+                self.retired.add(instance)  # accepted
+                return
+            if not asked or asked in controller.refused:
+                asked = ""
+                try:
+                    asked, effects = controller.recover(
+                        instance, tuple(self.dead[instance].split()), self.scheduler.now_ms
+                    )
+                    self.processes["controller"].perform(effects)
+                except InvalidRequest as refusal:
+                    self.refusals.append(str(refusal))
+        if instance not in self.retired:
+            self.scheduler.call_after(120.0, self._ask_takeover, instance, asked)
+
     def _recover(self, action: Action) -> None:
         """An instance dies, or is believed dead; successors take over before it is back."""
         controller = self.processes["controller"]
@@ -348,6 +413,13 @@ class Deployment:
         self.faults += 1
         process = self.processes.get(action.target)
         match action.kind:
+            case "late":
+                self.network.clog(action.target, action.other, action.for_ms, one_way=True)
+            case "clock" if process is not None:
+                process.set_clock(action.for_ms)
+            case "zombie-router" if process is not None:
+                self.ended.add(action.target)
+                process.fork_zombie(action.for_ms, fenced=True)
             case "crash" if process is not None:
                 process.crash()
                 process.restart_after(action.for_ms)
@@ -358,6 +430,7 @@ class Deployment:
             case "in-turn":
                 self.turn_deaths[action.target] = action.for_ms
             case "zombie" if process is not None:
+                self.ended.add(action.target)
                 process.fork_zombie(action.for_ms)
             case "slow-disk" if process is not None:
                 process.disk.slow(20.0, action.for_ms)
@@ -379,6 +452,8 @@ class Deployment:
 
     def _pair(self, action: Action) -> tuple[str, str]:
         """A link that exists: an instance talks to its own site."""
+        if action.other.startswith("listener"):
+            return action.target, action.other
         if action.target in self.instances:
             return action.target, site_of(action.target)
         if action.target == action.other:

@@ -3,26 +3,66 @@
 Responsible for: streams that make their own watermark, with late rows and silences; routers that take
     several events at once, and die within; instances that cannot keep all their keys in memory, or that
     die and have several successors; row batches; keys that move back and forth; user code that takes time.
-Not responsible for: sites, operators, moves, the other faults (scenario.py).
+Not responsible for: sites, operators, moves, the other faults (scenario.py); what the named features draw
+    (overload.py, outages.py).
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from tiercel.core.model.topology import Stream
+from tiercel.sim.scenario import outages, overload
 from tiercel.sim.scenario.scenario import Action, Options, Scenario, Traffic
 
 replace = msgspec.structs.replace
+
+
+class Feature(NamedTuple):
+    """Something that some seeds have: how often, and whether campaigns draw it unless told otherwise."""
+
+    vary: Callable[[Scenario, random.Random, Options], Scenario]
+    share: float
+    by_default: bool = True
+
+    @property
+    def summary(self) -> str:
+        return (self.vary.__doc__ or "").strip().partition("\n")[0]
+
+
+FEATURES: dict[str, Feature] = {
+    "many-cars": Feature(overload.many_cars, 0.1),
+    "large-state": Feature(overload.large_state, 0.15),
+    "small-limits": Feature(overload.small_limits, 0.15, by_default=False),
+    "short-output-logs": Feature(overload.short_output_logs, 0.1, by_default=False),
+    "slow-consumers": Feature(overload.slow_consumers, 0.15),
+    "mute-destinations": Feature(overload.mute_destinations, 0.1),
+    "replacements": Feature(outages.beside, 0.1),
+    "late-news": Feature(outages.late_news, 0.15),
+    "dead-for-good": Feature(outages.dead_for_good, 0.1, by_default=False),
+    "wrong-clocks": Feature(outages.wrong_clocks, 0.1, by_default=False),
+    "zombie-routers": Feature(outages.zombie_routers, 0.1),
+    "calm": Feature(outages.calm, 0.15),
+}
+DRAWN_FEATURES = tuple(name for name, feature in FEATURES.items() if feature.by_default)
 
 
 def vary(scenario: Scenario, options: Options) -> Scenario:
     """The scenario with its variations, if its seed has some."""
     varied = _turns(_own_watermarks(scenario, options), options)
     varied = _round_trips(_little_memory(varied, options), options)
-    return _slow_code(_runs(_recoveries(varied, options), options), options)
+    varied = _slow_code(_runs(_recoveries(varied, options), options), options)
+    for name, feature in FEATURES.items():
+        if name in options.features:
+            rng = random.Random(f"{name} {scenario.seed}")
+            share = feature.share if options.feature_share is None else options.feature_share
+            if rng.random() < share:
+                varied = replace(feature.vary(varied, rng, options), features=(*varied.features, name))
+    return varied
 
 
 def _own_watermarks(scenario: Scenario, options: Options) -> Scenario:

@@ -86,7 +86,7 @@ class Action(msgspec.Struct, frozen=True):
     after: bool = False  # crash points: after the step's effects instead of before
 
 
-MOVES = ("move", "scale")
+MOVES = ("move", "scale", "replace")
 DRAWN = tuple(kind for kind in KINDS if kind != "relapsing")  # that one is drawn by features.py
 
 
@@ -109,8 +109,10 @@ class Scenario(msgspec.Struct, frozen=True):
     bytes_per_ms: dict[str, float] = {}  # "a b" -> bandwidth between two sites, where it is limited
     turn_ms: dict[str, float] = {}  # site -> its router takes what has come within such a time at once
     coming_ms: float = 0.0  # how long the values of a takeover take; the successor works before they arrive
-    service_ms: dict[str, float] = {}  # operator -> time of user code for one row
+    service_ms: dict[str, float] = {}  # operator or instance -> time of user code for one row
     mutant: str = ""  # the planted bug of the run (explore/mutants.py); empty: the real code
+    drift: dict[str, float] = {}  # process -> how much too fast its clock runs
+    features: tuple[str, ...] = ()  # the features of features.py that this seed has drawn
     encoded: bool = False  # payloads are bytes, and rows of a key that leave together are runs
 
     def without(self, index: int) -> Scenario:
@@ -140,6 +142,8 @@ class Options(msgspec.Struct, frozen=True):
     little_memory: float = 0.3  # how often instances may hold only a few keys in memory
     round_trips: float = 0.25  # how often keys move back and forth between two instances
     slow_code: float = 0.35  # how often user code takes time
+    features: tuple[str, ...] = ()  # those of features.py that are drawn
+    feature_share: float | None = None  # how often each of them is drawn; None: as often as it says itself
     runs: float = 0.4  # how often, where no operator is in event time, rows of a key travel as a row batch
 
 

@@ -1,0 +1,75 @@
+"""Named features of scenarios: each is drawn in some seeds, and does what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiercel.sim.explore.campaign import run_seeds
+from tiercel.sim.explore.campaign import scenario_of as campaign_scenario
+from tiercel.sim.explore.run import run
+from tiercel.sim.scenario.deployment import Deployment
+from tiercel.sim.scenario.features import DRAWN_FEATURES, FEATURES
+from tiercel.sim.scenario.scenario import FAULTS, MOVES, Options, Scenario
+
+
+def options_with(*features: str, share: float | None = 1.0, **more: object) -> Options:
+    return Options(**{"faults": FAULTS, "features": features, "feature_share": share, **more})  # type: ignore[arg-type]
+
+
+def scenario_with(seed: int, *features: str) -> Scenario:
+    return campaign_scenario(seed, options_with(*features))
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_is_drawn_in_some_seeds_only_and_leaves_the_others_alone(feature: str) -> None:
+    drawn = 0
+    for seed in range(60):
+        scenario = campaign_scenario(seed, options_with(feature, share=None))
+        assert scenario.features in ((), (feature,))
+        drawn += bool(scenario.features)
+        if not scenario.features:
+            assert scenario == campaign_scenario(seed, Options(faults=FAULTS))
+    assert 0 < drawn < 30
+
+
+def test_a_feature_does_not_change_what_another_one_draws() -> None:
+    for seed in range(20):
+        alone = scenario_with(seed, "slow-consumers")
+        both = scenario_with(seed, "slow-consumers", "large-state")
+        assert alone.service_ms == both.service_ms != {}
+
+
+@pytest.mark.parametrize("feature", DRAWN_FEATURES)
+def test_seeds_with_a_feature_keep_every_promise(feature: str) -> None:
+    assert run_seeds(range(6), options_with(feature, sites_max=3), 1).violations == []
+
+
+def test_a_slow_consumer_makes_rows_wait() -> None:
+    quick, slow = Options(), Options(features=("slow-consumers",), feature_share=1.0)
+    waited = []
+    for options in (quick, slow):
+        ms = 0.0
+        for seed in range(6):
+            scenario = campaign_scenario(seed, options)
+            deployment = Deployment(scenario)
+            assert run(scenario, deployment=deployment).violations == []
+            ms += sum(ms for listener in deployment.listeners.values() for ms in listener.seen_ms[-1:])
+        waited.append(ms)
+    assert waited[1] > waited[0] + 500
+
+
+def test_calm_seeds_have_moves_and_no_faults() -> None:
+    for seed in range(20):
+        actions = scenario_with(seed, "calm").actions
+        assert actions
+        assert {action.kind for action in actions} <= {*MOVES}
+
+
+def test_a_router_that_was_replaced_makes_nothing_durable_any_more() -> None:
+    zombies = 0
+    for seed in range(10):
+        scenario = scenario_with(seed, "zombie-routers")
+        deployment = Deployment(scenario)
+        assert run(scenario, deployment=deployment).violations == []
+        zombies += sum(deployment.processes[site].incarnation > 1 for site in deployment.topology.sites)
+    assert zombies >= 10
