@@ -113,9 +113,8 @@ def test_the_replay_command_repeats_what_differs_from_the_defaults() -> None:
     drawn = Options(faults=FAULTS, features=DRAWN_FEATURES)
     assert cli_sim.replay_command(7, drawn) == "tiercel sim --seed 7 --trace"
     other = Options(faults=FAULTS, features=("wrong-clocks",))
-    assert (
-        cli_sim.replay_command(7, other) == "tiercel sim --seed 7 --without all --with wrong-clocks --trace"
-    )
+    command = "tiercel sim --seed 7 --without all --with wrong-clocks --trace"
+    assert cli_sim.replay_command(7, other) == command
 
 
 def test_simulated_demo_shows_a_live_move_and_checks_its_seeds(
