@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tiercel.spark.api.drop_in import deployments, stop_all, transform_with_state
     from tiercel.spark.api.export_import import export_state
     from tiercel.spark.api.moves import MoveReport, MoveUndone
+    from tiercel.spark.api.status import ProcessStatus
     from tiercel.spark.api.streams import LiveStream
     from tiercel.spark.cluster.session import open_session as session
     from tiercel.spark.operators.folds import Fold
@@ -33,6 +34,7 @@ _HOMES = {
     "LiveStream": ("tiercel.spark.api.streams", "LiveStream"),
     "MoveReport": ("tiercel.spark.api.moves", "MoveReport"),
     "MoveUndone": ("tiercel.spark.api.moves", "MoveUndone"),
+    "ProcessStatus": ("tiercel.spark.api.status", "ProcessStatus"),
     "Producer": ("tiercel.spark.api.clients", "RowProducer"),
     "Settings": ("tiercel.core.settings", "Settings"),
     "Subscriber": ("tiercel.spark.api.clients", "RowSubscriber"),
@@ -54,6 +56,7 @@ __all__ = [
     "LiveStream",
     "MoveReport",
     "MoveUndone",
+    "ProcessStatus",
     "Producer",
     "Settings",
     "Subscriber",

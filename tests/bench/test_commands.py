@@ -10,7 +10,7 @@ import pytest
 from tiercel.cli import main as cli
 from tiercel.cli.bench import bench
 
-COMMANDS = ("throughput", "latency", "reconfigure", "idle", "recover", "memory", "checkpoint")
+COMMANDS = ("throughput", "latency", "reconfigure", "idle", "recover", "memory", "checkpoint", "app")
 RUNS = (*COMMANDS, "recover --sweep")
 
 
@@ -54,6 +54,12 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
+        ("app --app paint", "unknown application 'paint'"),
+        ("app --minutes 0", "seconds = 0"),
+        ("app --rate 1000000000", "rate = 1e+09"),
+        ("app --during explode", "unknown change 'explode'"),
+        ("app --set cars=0", "traffic: cars = '0'"),
+        ("app --set cars", "--set 'cars'"),
         ("throughput --seconds 0", "--seconds 0 is out of range"),
         ("throughput --durability paper", "unknown 'paper'"),
         ("throughput --processors sum", "unknown 'sum'"),

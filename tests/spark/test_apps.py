@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from documented import EVERY_FILE, fields
 from tiercel.apps.app import POSITION, Output
 from tiercel.apps.catalogue import find_app
 from tiercel.apps.run import Run, run
 from tiercel.apps.verdict import compare
+from tiercel.bench.scenarios import app
 
 SMALL: dict[str, tuple[dict[str, Any], int, list[str]]] = {  # options, rate, changes
-    "keycount": ({"keys": 40, "skew": "zipf"}, 400, ["move"]),
     "traffic": ({"cars": 50, "segments": 5, "state_bytes": 100}, 300, ["segment", "scale"]),
     "wordcount": ({"words": 60, "window_s": 1}, 100, ["kill"]),
 }
@@ -28,6 +29,19 @@ def test_every_output_row_of_an_application_is_what_its_oracle_expects(
     assert found.good, found.outputs
     assert [change.kind for change in found.changes] == during
     assert sum(one.expected for one in found.outputs.values()) > 100
+
+
+def test_benchmark_of_an_application_has_the_documented_fields_and_the_verdict(spark: SparkSession) -> None:
+    options = app.Options(find_app("keycount"), {"keys": 40, "skew": "zipf"}, 400, 0.06, ["none", "move"], 5)
+    rows, facts = app.measure(options, lambda step: None, spark)
+    assert set().union(*rows) == fields("app")
+    assert facts.keys() < fields(EVERY_FILE)
+    assert facts["verdict"] == "every row is what the oracle expects"
+    *_, none, move, judged = rows
+    assert (none["during"], none["keys"]) == ("none", 0)
+    assert (move["during"], facts["keys"]) == ("move", 40)
+    assert 0 < move["keys"] < 40
+    assert judged["expected"] == judged["found"] == facts["events"] == 1_440
 
 
 ROWS = [("a", 1, 0.5), ("a", 2, 1.0), ("b", 1, 3.0)]

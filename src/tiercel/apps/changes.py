@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from tiercel import Live, UserError
+from tiercel import Live, ProcessStatus, UserError
 from tiercel.apps.app import SITE, App, Event
 from tiercel.chaos.processes import check_ours, kill
 
@@ -34,6 +34,7 @@ class Change(msgspec.Struct, frozen=True):
     end_ns: int
     about: str
     bytes_moved: int = 0
+    killed: str = ""  # instance
     keys: int | None = None  # that it was about, among those that had output rows; None: not asked
 
     @property
@@ -51,13 +52,10 @@ class Scene:
     operator: str
     sent: Callable[[], Sequence[Event]]
 
-    @property
-    def first(self) -> str:
-        return f"{self.operator}@{SITE}#1"
-
-    @property
-    def second(self) -> str:
-        return f"{self.operator}@{SITE}#2"
+    def instances(self) -> list[ProcessStatus]:
+        """The instances of the operator, from the one with the most slots to the one with the fewest."""
+        found = [p for p in self.live.status().processes if p.name.startswith(f"{self.operator}@")]
+        return sorted(found, key=lambda instance: (-instance.slots, instance.name))
 
     def perform(self, kind: str) -> Change:
         """Carry out one change; returns when it has ended."""
@@ -67,9 +65,9 @@ class Scene:
                 time.sleep(STILL_S)
                 return Change(kind, begin_ns, monotonic_ns(), "no change")
             case "move":
-                return self._move(kind, slots=range(0, SLOTS, MOVED_SHARE), source=self.first)
+                return self._move(kind, slots=range(0, SLOTS, MOVED_SHARE), source=self.instances()[0].name)
             case "half":
-                return self._move(kind, source=self.first)
+                return self._move(kind, source=self.instances()[0].name)
             case "scale":
                 return self._scale_out()
             case "kill":
@@ -78,8 +76,9 @@ class Scene:
                 return self._move(kind, keys=self.app.key_sets[kind](self.options, self.sent()))
 
     def _move(self, kind: str, **what: Any) -> Change:
+        destination = self.instances()[-1].name
         begin_ns = monotonic_ns()
-        moving = self.live.move(self.operator, to=self.second, retries=3, **what)
+        moving = self.live.move(self.operator, to=destination, retries=3, **what)
         reports = moving.wait(CHANGE_S_MAX)
         last_ms = max((report.duration_ms for report in reports), default=0.0)
         end_ns = max(begin_ns + 1, int(moving.requested_s * 1e9 + last_ms * 1e6))
@@ -87,10 +86,7 @@ class Scene:
         return Change(kind, begin_ns, end_ns, about, sum(report.bytes_moved for report in reports))
 
     def _scale_out(self) -> Change:
-        before = sum(
-            p.kind == "instance" and p.name.startswith(f"{self.operator}@")
-            for p in self.live.status().processes
-        )
+        before = len(self.instances())
         begin_ns = monotonic_ns()
         self.live.scale(self.operator, {SITE: before + 1}).wait()
         return Change(
@@ -98,24 +94,24 @@ class Scene:
         )
 
     def _kill(self) -> Change:
-        """SIGKILL for the first instance; ends when its next incarnation is attached."""
-        name = self.first
-        killed = next(p for p in self.live.status().processes if p.name == name)
+        """SIGKILL for the instance with the most slots; ends when its next incarnation is attached."""
+        killed = self.instances()[0]
+        name = killed.name
         begin_ns = monotonic_ns()
         kill(check_ours(killed.pid, [os.getpid()]))
         give_up = time.monotonic() + CHANGE_S_MAX
         while time.monotonic() < give_up:
-            found = next((p for p in self.live.status().processes if p.name == name), None)
+            found = next((p for p in self.instances() if p.name == name), None)
             if found is not None and found.incarnation > killed.incarnation and found.state == "running":
                 about = f"{name}: process {killed.pid} killed, incarnation {found.incarnation} runs"
-                return Change("kill", begin_ns, monotonic_ns(), about)
+                return Change("kill", begin_ns, monotonic_ns(), about, killed=name)
             time.sleep(0.02)
         raise UserError(f"{name} did not start again within {CHANGE_S_MAX:g} s after its process was killed")
 
-    def affected(self, kind: str, keys: Iterable[Any], before: dict[Any, str]) -> list[Any]:
+    def affected(self, change: Change, keys: Iterable[Any], before: dict[Any, str]) -> list[Any]:
         """Keys that have another owner now, or whose owner was killed."""
-        if kind == "kill":
-            return [key for key, owner in before.items() if owner == self.first]
+        if change.killed:
+            return [key for key, owner in before.items() if owner == change.killed]
         after = self.live.owners(self.operator, keys)
         return [key for key, owner in after.items() if before.get(key) != owner]
 

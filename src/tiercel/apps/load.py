@@ -22,7 +22,7 @@ from typing import Any
 from tiercel import LiveStream, Producer, Subscriber
 from tiercel.apps.app import Event, Output, Values
 
-TICK_S = 0.005
+TICK_S = 0.002
 POLL_S = 0.1
 CHUNK = 2_000  # events that are sent at once, at most
 FLUSH_S_MAX = 120.0

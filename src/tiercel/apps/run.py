@@ -68,7 +68,7 @@ class Run:
 
     @property
     def events(self) -> int:
-        return int((self.rate or FAST_RATE) * self.seconds)
+        return round((self.rate or FAST_RATE) * self.seconds)
 
     def generate(self, options: Any) -> list[Event]:
         return list(islice(self.app.generate(options, self.seed, self.rate or FAST_RATE), self.events))
@@ -255,7 +255,7 @@ class _Course:
             owners = self._live.owners(self._built.operator, keys) if keys else {}
             self._report(f"{kind}: {self._built.operator}")
             change = self._scene.perform(kind)
-            affected = self._scene.affected(kind, keys, owners) if keys else []
+            affected = self._scene.affected(change, keys, owners) if keys else []
             self._affected.append(affected)
             changes.append(msgspec.structs.replace(change, keys=len(affected)) if keys else change)
             self._report(f"{kind} took {change.seconds:.2f} s: {change.about}")

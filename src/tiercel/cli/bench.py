@@ -1,4 +1,4 @@
-"""`tiercel bench`: throughput, latency, reconfigure, idle, recover, checkpoint, memory.
+"""`tiercel bench`: throughput, latency, reconfigure, idle, recover, checkpoint, memory, app.
 
 Responsible for: checking the options, progress on stderr, results on stdout and in files.
 Not responsible for: measuring (bench/), the meaning of the figures (docs/benchmarks.md).
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -36,7 +37,7 @@ PROCESSORS = ("key-count", "running-average")
 FORMS = ("processor", "fold")
 INTERVALS_S = (1, 5, 10, 30)
 DEATHS = ("worker", "executor", "application")
-FAULTS = ("faults", "lost", "doubled", "reordered", "wrong_state")
+FAULTS = ("faults", "lost", "doubled", "reordered", "wrong_state", "invented", "wrong")
 
 errors = Console(stderr=True)
 
@@ -321,6 +322,44 @@ def checkpoint(
     with _measuring("checkpoint", as_json, out, None) as run:
         run.settings = dict(vars(options))
         run.rows = bench_checkpoint.measure(options, run.show_progress)
+
+
+@bench.command(short_help="An application before, during and after changes, with its oracle's verdict.")
+def app(
+    name: Annotated[str, typer.Option("--app", help="The application: tiercel app list.")] = "traffic",
+    during: Annotated[
+        str, typer.Option(help="Changes while it runs, comma-separated: none, move, half, scale, kill.")
+    ] = "none,move,scale,kill",
+    minutes: Annotated[float, typer.Option(help="Minutes of load; changes come evenly inside.")] = 2.0,
+    rate: Annotated[int, typer.Option(help="Events a second; 0: as fast as possible.")] = 2_000,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Option of the application, as name=value; repeatable.")
+    ] = None,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure an application before, during and after changes, and compare every row with its oracle.
+
+    Example: tiercel bench app --app traffic --during none,move,scale,kill --minutes 1
+    """
+    from tiercel.apps.catalogue import find_app
+    from tiercel.bench.scenarios import app as bench_app
+    from tiercel.cli.app import parse_list, parse_settings
+
+    options = bench_app.Options(
+        find_app(name), parse_settings(settings or []), rate, minutes, parse_list(during), seed
+    )
+    chosen = options.run.check()
+    with _measuring("app", as_json, out, seed) as run:
+        run.settings = {
+            "app": name,
+            "during": options.during,
+            "minutes": minutes,
+            "rate": rate,
+            **msgspec.to_builtins(chosen),
+        }
+        run.rows, run.more = bench_app.measure(options, run.show_progress)
 
 
 # -- around every measurement ------------------------------------------------------------------
