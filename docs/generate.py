@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tiercel.core import messages, settings
+from tiercel.core.messages import batch as batches
 from tiercel.core.messages import client as clients
 from tiercel.core.messages import instance as instances
 from tiercel.core.messages import migration as moves
@@ -58,6 +59,16 @@ WAYS: dict[str, Way] = {
     "RangeReply": ("router -> subscriber", NOW),
     "Consumed": ("subscriber -> router", NOW),
     "Publish": ("router -> subscriber", "at once, durable entries only"),
+    # batch tasks
+    "BatchTask": ("in every message of a batch task", INSIDE),
+    "BatchBegin": ("batch task -> router", NOW),
+    "BatchBegun": ("router -> batch task", WHEN_DURABLE),
+    "BatchFrame": ("batch task -> router", NOW),
+    "BatchFrameTaken": ("router -> batch task", WHEN_DURABLE),
+    "BatchEnd": ("batch task -> router", NOW),
+    "BatchOutputs": ("router -> batch task", WHEN_DURABLE),
+    "BatchRefused": ("router -> batch task", NOW),
+    "Unsubscribe": ("batch task -> router", NOW),
     # instances
     "Attach": ("instance -> router", NOW),
     "AttachReply": ("router -> instance", WHEN_DURABLE),
@@ -398,7 +409,7 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def messages_page() -> str:
-    groups = [clients, instances, outboxes, moves, replicas]
+    groups = [clients, batches, instances, outboxes, moves, replicas]
     known = {cls.__name__ for module in groups for cls in message_classes(module)}
     public = set(messages.__all__) - {"Message", "AnyNotice", "MoveOutcome"}
     public |= {cls.__name__ for cls in message_classes(replicas)}

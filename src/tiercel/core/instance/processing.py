@@ -200,5 +200,6 @@ class Processing:
                 timers,
                 rows,
                 instance.queue.service_us,
+                moves.emitted() if moves and moves.receivers else {},
             ),
         )

@@ -63,6 +63,7 @@ class DispatchCursor:
         self.watermark_ms = -1
         self.keys = 0  # number of keys with state that it last reported
         self.timers = False
+        self.moves: dict[str, int] = {}  # as in its last `Outputs`
         self.takeover: Takeover | None = None  # its share of a dead instance's parts
         self.limit: int | None = None  # restart strategy: nothing above this is sent for now
         self.reading = False
@@ -88,6 +89,7 @@ class DispatchCursor:
         self.detach()
         if incarnation != self.incarnation:
             self.flush_no = 0
+        self.moves = {}
         self.incarnation, self.session = incarnation, session
         self.phase = DispatchPhase.FENCED
 

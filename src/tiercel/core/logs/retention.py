@@ -135,6 +135,14 @@ class Readers:
                 low = min(low, cursor.through)
         return low
 
+    def all_processed(self, offset: int) -> bool:
+        """Whether the outputs of every entry up to this offset have arrived, from all instances."""
+        for instance in self.readers:
+            cursor = self.cursors.get(instance)
+            if cursor is None or (cursor.through < offset and not cursor.idle):
+                return False
+        return True
+
     def trim_point(self) -> int:
         """The offset up to which no reader needs the log."""
         low = self.offset

@@ -108,6 +108,21 @@ class CheckpointHeader(msgspec.Struct, frozen=True):
     takeover: int = -1  # written after this takeover, which is identified by its `through` offset
 
 
+class CurrentBatch(msgspec.Struct, frozen=True):
+    """The query that writes a stream in its own tasks, and its last batch that has begun."""
+
+    query: str
+    batch: int
+    newest_ms: int = -1  # the newest event time of the batches before
+
+
+class FramePlace(msgspec.Struct, frozen=True, array_like=True):
+    """One frame: the digest of its rows, and the offset of its inbox entry; 0 if it made none."""
+
+    digest: bytes
+    offset: int
+
+
 TABLES: Final[dict[str, Any]] = {
     # a router's
     "head": tuple[int, int, int],
@@ -125,6 +140,9 @@ TABLES: Final[dict[str, Any]] = {
     "producer": int,
     "producer_incarnation": str,
     "source": int,
+    "batch": CurrentBatch,
+    "batch_task": int,
+    "batch_frame": FramePlace,
     "outbox": tuple[SiteFrame, int],
     "outbox_next": int,
     "stream_head": int,

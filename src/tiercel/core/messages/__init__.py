@@ -12,6 +12,17 @@ from __future__ import annotations
 from tiercel.core.messages.base import (
     Message,
 )
+from tiercel.core.messages.batch import (
+    BatchBegin,
+    BatchBegun,
+    BatchEnd,
+    BatchFrame,
+    BatchFrameTaken,
+    BatchOutputs,
+    BatchRefused,
+    BatchTask,
+    Unsubscribe,
+)
 from tiercel.core.messages.client import (
     Consumed,
     Hello,
@@ -94,6 +105,14 @@ __all__ = [
     "AnyNotice",
     "Attach",
     "AttachReply",
+    "BatchBegin",
+    "BatchBegun",
+    "BatchEnd",
+    "BatchFrame",
+    "BatchFrameTaken",
+    "BatchOutputs",
+    "BatchRefused",
+    "BatchTask",
     "Capture",
     "CaptureFrom",
     "Captured",
@@ -156,5 +175,6 @@ __all__ = [
     "StatusReply",
     "Subscribe",
     "TakeoverRequest",
+    "Unsubscribe",
     "WatermarkReport",
 ]

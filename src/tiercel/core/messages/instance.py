@@ -119,6 +119,8 @@ class Outputs(Message, frozen=True):
     timers: bool  # whether a key here waits for a tick
     rows: int = 0  # number of output rows, including those within row batches
     service_us: float = 0.0  # measured time of one input row; 0: not measured yet
+    # incoming moves of which everything up to this offset is emitted; a move that withholds is missing
+    moves: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class MoveOutputs(Message, frozen=True):

@@ -335,6 +335,13 @@ class MoveCoordinator:
             return []
         return incoming.admit(step, message.stage, [*message.outputs, *message.dead_letters])
 
+    def all_emit(self, operator: str, offset: int) -> bool:
+        return all(
+            incoming.has_emitted(offset)
+            for incoming in self.incoming_moves.values()
+            if incoming.inbox.name == operator and incoming.phase is DestinationRouterPhase.ADOPTED
+        )
+
     def frame_settled(self, step: Step, frame: FrameId) -> None:
         for outgoing in list(self.outgoing_moves.values()):
             outgoing.output_frame_settled(step, frame)

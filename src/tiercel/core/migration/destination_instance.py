@@ -414,6 +414,11 @@ class StateReceiver:
                 )
         self.withheld, self.withheld_dead_letters = [], []
 
+    def has_emitted_all(self) -> bool:
+        """Whether nothing is held or withheld of the rows up to our position in our own log."""
+        held = self.held or self.stalled or self.withheld or self.withheld_dead_letters
+        return self.complete and self.may_emit() and self.position[0] == OWN and not held
+
     # -- the end -----------------------------------------------------------------------------
 
     def on_adopt(self, step: Step, adopt: Adopt, offset: int) -> None:

@@ -320,6 +320,12 @@ class IncomingMove:
         merged = self.phase is DestinationRouterPhase.MERGED and applied >= self.record.merged
         return merged and self.covered_but_for(instance)
 
+    def has_emitted(self, offset: int) -> bool:
+        """Whether the destination has emitted what the entries up to this offset cause for the keys."""
+        cursor = self.inbox.cursors.get(self.destination)
+        emitted = None if cursor is None else cursor.moves.get(self.move)
+        return cursor is not None and emitted is not None and (emitted >= offset or cursor.idle)
+
     def may_admit(self, key: Key, position: Position) -> bool:
         """Rule R8: admit an output of a key once, also if a restarted destination emits it again."""
         return position > self.marks.get(key, (SHADOW, -1))

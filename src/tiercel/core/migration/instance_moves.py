@@ -300,6 +300,10 @@ class InstanceMoves:
         for receiver in self.receivers.values():
             receiver.flush(step)
 
+    def emitted(self) -> dict[str, int]:
+        """The moves of which every output is emitted, each with its position in our log."""
+        return {move: r.position[1] for move, r in self.receivers.items() if r.has_emitted_all()}
+
     def on_reset(self, step: Step) -> None:
         """End captures: the instance falls back to its checkpoint, and captured images are lost."""
         for move in self.senders:

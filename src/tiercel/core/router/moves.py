@@ -61,6 +61,9 @@ class Moves(Protocol):
     def frame_settled(self, step: Step, frame: FrameId) -> None:
         """All contents of a frame of this site have arrived."""
 
+    def all_emit(self, operator: str, offset: int) -> bool:
+        """Whether no destination withholds outputs of the operator's entries up to this offset."""
+
     # -- instances -----------------------------------------------------------------------------
 
     def roles_of(self, instance: str, *, known: bool) -> tuple[list[m.IncomingRole], list[m.OutgoingRole]]:
@@ -128,6 +131,9 @@ class NoMoves:
 
     def frame_settled(self, step: Step, frame: FrameId) -> None:
         pass
+
+    def all_emit(self, operator: str, offset: int) -> bool:
+        return True
 
     def roles_of(self, instance: str, *, known: bool) -> tuple[list[m.IncomingRole], list[m.OutgoingRole]]:
         return [], []

@@ -100,6 +100,7 @@ class OutputAdmission:
         step.send_durable(instance, confirmed)
         cursor.watermark_ms = max(cursor.watermark_ms, message.watermark_ms)
         cursor.timers = message.timers
+        cursor.moves = message.moves
         if message.timers:
             self.keep_ticking(step, inbox)
         inbox.passed(inbox.slowest_through())

@@ -17,7 +17,7 @@ from tiercel.core.machine.effects import StorageKey
 Loader = Callable[[StorageKey, Any], None]
 
 # tables whose items modify items of other tables: they are loaded last
-LAST = frozenset(("retired", "shadow", "move_mark"))
+LAST = frozenset(("retired", "shadow", "move_mark", "batch_frame"))
 
 
 def load_items(items: dict[StorageKey, Any], loaders: dict[str, Loader]) -> None:

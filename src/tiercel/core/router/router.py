@@ -17,6 +17,7 @@ from typing import Any, assert_never, cast
 
 from tiercel.core import messages as m
 from tiercel.core.errors import CoreBug, ProtocolViolation, check_limit
+from tiercel.core.logs.batches import TABLES as BATCH_TABLES
 from tiercel.core.logs.dispatch import LIVE
 from tiercel.core.logs.inbox import TABLES, Inbox
 from tiercel.core.logs.sequencer import HeldRow
@@ -42,6 +43,7 @@ from tiercel.core.migration.ports import RouterPort
 from tiercel.core.migration.source_router import OutgoingMove
 from tiercel.core.model.log import StreamEntry
 from tiercel.core.model.topology import Topology, operator_of
+from tiercel.core.router.batch_intake import BatchIntake
 from tiercel.core.router.forwarding import Forwarding
 from tiercel.core.router.intake import Intake
 from tiercel.core.router.moves import Moves, NoMoves
@@ -92,6 +94,7 @@ class Router:
         self.intake = Intake(state, self.watermarks, self.forwarding, fan_out)
         self.outputs = OutputAdmission(state, fan_out, self.intake, self.moves)
         self.sessions = Sessions(state, self.moves)
+        self.batches = BatchIntake(state, self.watermarks, fan_out, self.moves)
         self._retrying = False
         self._unsynced: deque[tuple[int, list[tuple[Inbox, int]], list[tuple[SiteOutbox, int]]]] = deque()
         self._recovered = False
@@ -154,6 +157,7 @@ class Router:
             **dict.fromkeys(("stream_head", "received"), self._load_stream),
             **dict.fromkeys(self.moves.tables, self.moves.load),
             "source": self.watermarks.load,
+            **dict.fromkeys(BATCH_TABLES, self.batches.load),
             "inbox": not_loaded,
         }
 
@@ -250,6 +254,8 @@ class Router:
             case m.Consumed():
                 if message.stream in self.streams:
                     self.streams[message.stream].consumed(step, sender, message.offset)
+            case m.BatchFrame() | m.BatchBegin() | m.BatchEnd():
+                self.batches.on_message(step, sender, message)
             case m.MoveOutputs():
                 self.outputs.on_move_outputs(step, message)
             case m.SiteFrame():
@@ -270,6 +276,9 @@ class Router:
             case m.Subscribe():
                 if message.stream in self.streams:
                     self.streams[message.stream].subscribe(step, sender, message.after)
+            case m.Unsubscribe():
+                if message.stream in self.streams:
+                    self.streams[message.stream].unsubscribe(sender)
             case m.RangeQuery():
                 log = self.streams.get(message.stream)
                 first, last = (-1, -1) if log is None else (log.first, log.visible)
@@ -304,6 +313,8 @@ class Router:
                         )
                 if cursor.pending:
                     cursor.flush(step)
+        if self.batches.active:
+            self.batches.progressed(step)
         if not self._retrying and self.moves.count:
             self._retrying = True
             step.timer(Timer(TimerKind.RETRY), step.now_ms + self.settings.retry_ms)
@@ -361,6 +372,7 @@ class Router:
         self.state.connected.discard(peer)
         self.forwarding.disconnected(peer)
         self.sessions.disconnected(step, peer)
+        self.batches.disconnected(peer)
         for stream in self.streams.values():
             stream.unsubscribe(peer)
         self.intake.disconnected(step, peer)

@@ -60,6 +60,7 @@ class _Outputs(m.Message, frozen=True, tag="Outputs"):
     timers: bool
     rows: int = 0
     service_us: float = 0.0
+    moves: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 _INSTEAD: dict[type[m.Message], type[m.Message]] = {m.FromInstance: _FromInstance, m.Outputs: _Outputs}
@@ -132,6 +133,7 @@ def _outputs(message: _Outputs) -> m.Outputs:
         message.timers,
         message.rows,
         message.service_us,
+        message.moves,
     )
 
 

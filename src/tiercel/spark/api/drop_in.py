@@ -12,10 +12,13 @@ from pathlib import Path
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from tiercel.runtime.deployment import dead_letter_stream
 from tiercel.spark.api.deployment import Live, start
 from tiercel.spark.api.graph import watermark_delay_ms
+from tiercel.spark.api.streams import LiveStream
 from tiercel.spark.pyspark_internals import grouped_frame
 from tiercel.spark.rows.row_codec import Schema
+from tiercel.spark.sources.batch_step import BatchStep
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +49,12 @@ def transform_with_state(
         log.warning("transform_with_state without storage=: its state ends with the application")
     frame, key = grouped_frame(grouped)
     event_time = next((c for c in frame.columns if watermark_delay_ms(frame, c) is not None), "")
+    in_query = timeMode == "none"
     live = start(frame.sparkSession, ["local"], storage)
     try:
-        source = live.stream("input", frame.schema, key=key, event_time=event_time)
-        source.feed(frame, name=f"tiercel-feed-{name or type(statefulProcessor).__name__}")
+        source = live.stream("input", frame.schema, key=key, event_time="" if in_query else event_time)
+        if not in_query:
+            source.feed(frame, name=f"tiercel-feed-{name or type(statefulProcessor).__name__}")
         outputs = source.transform_with_state(
             statefulProcessor,
             outputStructType,
@@ -60,12 +65,32 @@ def transform_with_state(
             output_event_time=eventTimeColumnName,
             instances={"local": instances},
         )
-        result = outputs.dataframe()
+        result = inside(live, frame, source, outputs) if in_query else outputs.dataframe()
     except BaseException:
         live.stop()
         raise
     _deployments[str(live.deployment.directory)] = live
     return result
+
+
+def inside(live: Live, frame: DataFrame, source: LiveStream, outputs: LiveStream) -> DataFrame:
+    """The outputs of an operator as a step of the query that the DataFrame becomes a part of.
+
+    Starts the deployment.
+    """
+    live.deploy()
+    step = BatchStep(
+        live.deployment,
+        live.graph.root,
+        source.name,
+        source.codec,
+        dead_letter_stream(source.name),
+        outputs.name,
+        outputs.codec,
+    )
+    anchor = live.spark.readStream.format("tiercel-anchor").option("storage", str(live.deployment.directory))
+    rows = frame.select(*source.codec.names).mapInArrow(step, outputs.codec.schema)
+    return rows.union(anchor.option("stream", outputs.name).load())
 
 
 def deployments() -> list[Live]:

@@ -38,6 +38,7 @@ from tiercel.errors import UserError
 from tiercel.runtime.client.validation import writable_hint
 from tiercel.runtime.deployment import dead_letter_stream
 from tiercel.spark.rows.row_codec import RowCodec
+from tiercel.spark.sources.anchor_source import Anchor
 from tiercel.spark.sources.metrics_source import Metrics
 from tiercel.spark.sources.options import EARLIEST, LATEST, Options, facts_of
 from tiercel.spark.sources.state_source import State
@@ -148,5 +149,5 @@ def register(spark: SparkSession) -> None:
     Spark refuses a source that accepts filters, as `tiercel-state` does, unless filter pushdown is enabled.
     """
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    for source in (Streams, State, Metrics):
+    for source in (Streams, State, Metrics, Anchor):
         spark.dataSource.register(source)
