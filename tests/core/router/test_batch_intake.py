@@ -10,6 +10,7 @@ from machines_in_memory import SLOTS, SmallDeployment, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.batch_client import BatchClient
 from tiercel.core.machine.events import Connected
+from tiercel.core.machine.names import TimerKind
 from tiercel.core.model.keys import KeySet
 from tiercel.core.model.log import Output, Row
 
@@ -184,7 +185,7 @@ def test_a_task_waits_for_what_the_destination_of_a_move_withholds() -> None:
     site.withholds = lambda sender, receiver, message: isinstance(message, m.EmitFrom)
     site.move(KeySet(slots=frozenset((0,))), source, to)
     for _ in range(20):
-        site.fire_timers([key for key in site.timers if not key[1].startswith("tick|")])
+        site.fire_timers([key for key in site.timers if key[1].kind is not TimerKind.TICK])
         if site.withheld:
             break
     assert site.withheld, "the move has flipped, and its destination may not emit yet"

@@ -106,8 +106,8 @@ class BatchIntake:
             offset = inbox.offset if inbox.offset > before else 0
         else:
             source = f"{task.query}|{task.partition}|{message.frame}".encode()
-            letters = [Output(task.batch, source, 0, n, row) for n, row in enumerate(message.rows)]
-            self._fan_out.log_outputs(step, message.stream, letters)
+            refused = [Output(task.batch, source, 0, n, row) for n, row in enumerate(message.rows)]
+            self._fan_out.log_outputs(step, message.stream, refused)
             offset = 0
         table.add(step, task, message.digest, offset, message.newest_ms)
 

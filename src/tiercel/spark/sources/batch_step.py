@@ -93,12 +93,12 @@ class FrameSender:
         self._arrow = ArrowRows(step.codec)
         self._dead_letter = DeadLetterMaker(step.codec, task.query, task.batch, task.partition)
         self._rows: list[tuple[Any, ...]] = []
-        self._letters: list[CoreRow] = []
+        self._refused: list[CoreRow] = []
         self._seen = 0
 
     def add(self, batch: pyarrow.RecordBatch) -> None:
         rows, refused = self._arrow.rows(batch)
-        self._letters += [self._dead_letter(self._seen + n + 1, row, why) for n, row, why in refused]
+        self._refused += [self._dead_letter(self._seen + n + 1, row, why) for n, row, why in refused]
         self._seen += batch.num_rows
         self._rows += rows
         while len(self._rows) >= FRAME_ROWS:
@@ -108,8 +108,8 @@ class FrameSender:
     def end(self) -> None:
         if self._rows:
             self._send(self._rows)
-        for begin in range(0, len(self._letters), FRAME_ROWS):
-            self._client.send(self._step.dead_letters, self._letters[begin : begin + FRAME_ROWS])
+        for begin in range(0, len(self._refused), FRAME_ROWS):
+            self._client.send(self._step.dead_letters, self._refused[begin : begin + FRAME_ROWS])
         self._client.end()
 
     def _send(self, rows: list[tuple[Any, ...]]) -> None:
