@@ -79,6 +79,69 @@ def test_without_other_keys_there_is_no_figure_for_them() -> None:
     assert judge(steady(), AT, PROBES, ALL)["others_p99_ms"] is None
 
 
+def noisy(stop_ms: float = 0.0, hiccup_ms: float = 30.0) -> Outputs:
+    """The same, with a hiccup of the machine in each second: all keys stand still for a while."""
+    outputs = steady(stop_ms)
+    emitted = outputs.emitted_ns.copy()
+    for second in range(30):
+        begin, end = second * S + 400 * MS, second * S + int((400 + hiccup_ms) * MS)
+        caught = (outputs.due_ns >= begin) & (outputs.due_ns < end)
+        emitted[caught] = np.maximum(emitted[caught], end + MS)
+    return Outputs(outputs.sensor, outputs.due_ns, emitted)
+
+
+def test_hiccups_that_are_there_without_a_move_are_no_disruption_by_it() -> None:
+    found = judge(noisy(), AT, PROBES, MOVED)
+    assert (found["disruption_ms"], found["stabilise_ms"]) == (0.0, 0.0)
+    assert (found["disruption_floor_ms"], found["stabilise_floor_ms"]) == (0.0, 0.0)
+
+
+def test_a_planted_stop_above_the_hiccups_is_found_by_every_measure() -> None:
+    found = judge(noisy(stop_ms=120), AT, PROBES, MOVED)
+    assert found["disruption_ms"] == 100.0, (
+        "the two windows of 50 ms whose tuples waited longer than a hiccup"
+    )
+    assert found["stabilise_ms"] == 250.0
+    assert found["gap_ms"] == 121.0 - 1.0 + 5.0, "from the output before the stop to the first one after it"
+    assert found["gap_floor_ms"] == 35.0
+    assert found["stoppage_max_ms"] == 120.0
+
+
+def test_a_gap_needs_nothing_but_outputs_and_counts_also_if_they_never_come_back() -> None:
+    outputs = Outputs(np.array([1, 1, 2]), np.zeros(3, dtype=np.int64), np.array([10, 30, 45]) * MS)
+    assert measures.gap_ms(outputs, 0, 100 * MS, [1]) == 70.0
+    assert measures.gap_ms(outputs, 0, 100 * MS, [1, 2]) == 55.0
+    assert measures.gap_ms(outputs, 0, 100 * MS, [3]) is None
+
+
+def longer_way(extra_ms: int, stop_ms: float = 0.0) -> Outputs:
+    """The moved keys are at another site from the middle of the move on."""
+    outputs = steady(stop_ms, keys=ALL)
+    farther = outputs.due_ns >= REQUEST + 100 * MS
+    return Outputs(outputs.sensor, outputs.due_ns, outputs.emitted_ns + farther * extra_ms * MS)
+
+
+def test_between_sites_the_larger_of_the_medians_is_the_reference() -> None:
+    found = judge(longer_way(40), AT, PROBES, MOVED, between_sites=True)
+    assert (found["stoppage_max_ms"], found["disruption_ms"]) == (0.0, 0.0)
+    assert found["stabilise_ms"] == 250.0, "when the way becomes longer, nothing arrives for 40 ms"
+    assert judge(longer_way(40), AT, PROBES, MOVED)["stoppage_max_ms"] == 40.0
+
+
+def test_between_sites_a_planted_stop_is_found_too() -> None:
+    found = judge(longer_way(40, stop_ms=50), AT, PROBES, MOVED, between_sites=True)
+    assert (found["stoppage_max_ms"], found["disruption_ms"], found["stabilise_ms"]) == (50.0, 50.0, 250.0)
+
+
+def test_behind_a_backlog_only_what_the_move_adds_counts() -> None:
+    """All tuples wait 2 s; the moved ones wait 30 ms more for a while."""
+    outputs = steady(stop_ms=30)
+    waiting = Outputs(outputs.sensor, outputs.due_ns, outputs.emitted_ns + 2 * S)
+    found = judge(waiting, AT, PROBES, MOVED, stays=range(5, 10))
+    assert found["beyond_backlog_ms"] == 30.0
+    assert judge(waiting, AT, PROBES, MOVED)["beyond_backlog_ms"] is None
+
+
 def test_only_whole_windows_count_and_empty_ones_are_none() -> None:
     outputs = Outputs(np.array([0, 0]), np.array([10, 260]) * MS, np.array([12, 270]) * MS)
     assert measures.window_p99(outputs, 0, 1_100 * MS, 250 * MS) == [2.0, 10.0, None, None]
