@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiercel.core.settings import Settings
     from tiercel.errors import UserError
+    from tiercel.runtime.net.emulated_link import Link
     from tiercel.spark.api.clients import RowProducer as Producer
     from tiercel.spark.api.clients import RowSubscriber as Subscriber
     from tiercel.spark.api.deployment import Live, start
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Fold": ("tiercel.spark.operators.folds", "Fold"),
+    "Link": ("tiercel.runtime.net.emulated_link", "Link"),
     "Live": ("tiercel.spark.api.deployment", "Live"),
     "LiveStream": ("tiercel.spark.api.streams", "LiveStream"),
     "MoveReport": ("tiercel.spark.api.moves", "MoveReport"),
@@ -52,6 +54,7 @@ _HOMES = {
 
 __all__ = [
     "Fold",
+    "Link",
     "Live",
     "LiveStream",
     "MoveReport",

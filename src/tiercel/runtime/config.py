@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from tiercel.core.errors import InvalidRequest
 from tiercel.errors import UserError
 from tiercel.runtime.backup.location import Location
 from tiercel.runtime.deployment import (
@@ -22,6 +23,7 @@ from tiercel.runtime.deployment import (
     ReplicaPlan,
 )
 from tiercel.runtime.net.addresses import EVERY_ADDRESS
+from tiercel.runtime.net.emulated_link import Link, parse_links
 from tiercel.runtime.net.tls import TlsFiles, TlsOption, parse_tls
 
 EVERY_S = (0.01, 3_600.0)
@@ -153,6 +155,7 @@ class Listening(NamedTuple):
     ports: dict[str, int]
     advertise: dict[str, str]
     tls: TlsFiles | Literal[False] | None = None  # None: unchanged
+    links: dict[str, Link] = {}  # noqa: RUF012 - emulated, between sites
     driver: str = ""  # its host; processes are reached at their address on the route to it
 
     @classmethod
@@ -163,9 +166,14 @@ class Listening(NamedTuple):
         advertise: Mapping[str, str] | None,
         tls: TlsOption,
         sites: Mapping[str, str | None],
+        links: Mapping[str, Link] | None = None,
     ) -> Listening:
         by_site = parse_ports(ports or {}, sites), parse_advertise(advertise or {}, sites)
-        return cls(bind, *by_site, parse_tls(tls))
+        try:
+            emulated = parse_links(links, sites)
+        except InvalidRequest as refusal:
+            raise UserError.of(refusal) from refusal
+        return cls(bind, *by_site, parse_tls(tls), emulated)
 
     def applied(self, driver: str, found: Manifest | None) -> Listening:
         """The configuration for this driver. A deployment with TLS stays with it by default."""

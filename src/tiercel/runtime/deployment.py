@@ -32,6 +32,7 @@ from tiercel.core.settings import Settings
 from tiercel.errors import UserError
 from tiercel.runtime.files import force, write_whole
 from tiercel.runtime.net.addresses import reachable
+from tiercel.runtime.net.emulated_link import Link
 from tiercel.runtime.net.registry import Registry
 from tiercel.runtime.net.tls import TlsFiles
 
@@ -107,6 +108,7 @@ class Manifest(msgspec.Struct, frozen=True):
     ports: dict[str, int] = {}  # site -> the port of its router; default: any free one
     advertise: dict[str, str] = {}  # site -> the address of its router, if not where it listens
     driver: str = "127.0.0.1"  # the host of the driver, as Spark knows it
+    links: dict[str, Link] = {}  # "a b" -> the emulated link between two sites
     tls: TlsFiles | None = None  # for all connections; every machine has its files at these paths
     backup: BackupPlan | None = None
     local: str = ""  # where routers and instances store; empty: in this directory

@@ -185,7 +185,8 @@ class LoadServer:
 async def run(directory: str, keys: int, output: str) -> None:
     place = DeploymentDir(directory)
     load = Load(keys, output)
-    host = Host(PRODUCER, load, HostConfig.of(place, dials=[SITE], listens=False))
+    links = place.manifest().links
+    host = Host(PRODUCER, load, HostConfig.of(place, dials=[SITE], listens=False, site=SITE, links=links))
     running = asyncio.create_task(host.run())
     await until(lambda: load.connected, "no connection with the router")
     tame_collector()

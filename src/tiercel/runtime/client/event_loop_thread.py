@@ -102,6 +102,7 @@ class LoopThread:
         site: str,
         waiters: Waiters,
         on_refused: Callable[[str, HandshakeFailed], object],
+        at: str = "",
     ) -> None:
         self.failure: BaseException | None = None
         self.ended = False
@@ -110,7 +111,13 @@ class LoopThread:
             name,
             machine,
             HostConfig.of(
-                deployment, dials=[site], tls=deployment.manifest().tls, listens=False, on_refused=on_refused
+                deployment,
+                dials=[site],
+                tls=deployment.manifest().tls,
+                listens=False,
+                on_refused=on_refused,
+                site=at or site,
+                links=deployment.manifest().links,
             ),
         )
         self._loop = uvloop.new_event_loop()
@@ -157,7 +164,13 @@ class Client(ABC):
     """
 
     def __init__(
-        self, deployment: DeploymentDir, name: str, site: str, timeout_s: float = CONNECT_S_MAX
+        self,
+        deployment: DeploymentDir,
+        name: str,
+        site: str,
+        timeout_s: float = CONNECT_S_MAX,
+        *,
+        at: str = "",  # the site where the client itself is, if another one: an emulated link lies between
     ) -> None:
         self._waiters = Waiters()  # its lock guards everything that both threads touch
         self._name = name
@@ -165,7 +178,7 @@ class Client(ABC):
         self._ready = False  # the router has answered
         self._closed = False
         self._refusal: HandshakeFailed | None = None
-        self._loop_thread = LoopThread(name, self, deployment, site, self._waiters, self._on_refused)
+        self._loop_thread = LoopThread(name, self, deployment, site, self._waiters, self._on_refused, at)
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # there is no event loop that waiting would block

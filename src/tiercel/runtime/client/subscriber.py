@@ -32,10 +32,13 @@ RANGE_S_MAX = 10.0
 class Subscriber(Client):
     """Reads the entries of a stream, each once and in order, across restarts of the router.
 
-    `after=None` begins with new entries, 0 with the first entry, n behind entry n.
+    `after=None` begins with new entries, 0 with the first entry, n behind entry n. `at` is the site where the
+    subscriber is, if an emulated link lies between it and the home of the stream.
     """
 
-    def __init__(self, deployment: DeploymentDir, stream: str, *, after: int | None = None) -> None:
+    def __init__(
+        self, deployment: DeploymentDir, stream: str, *, after: int | None = None, at: str = ""
+    ) -> None:
         home = home_of(deployment.manifest(), stream)
         self._stream = stream
         self._machine = core.Subscriber(
@@ -46,7 +49,7 @@ class Subscriber(Client):
         self._unsent: list[Effect] = []
         self._range: tuple[int, int] | None = None
         self._asking = False
-        super().__init__(deployment, f"subscriber|{uuid.uuid4().hex}", home)
+        super().__init__(deployment, f"subscriber|{uuid.uuid4().hex}", home, at=at)
 
     # -- for callers ----------------------------------------------------------------------
 

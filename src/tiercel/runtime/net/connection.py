@@ -27,13 +27,14 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import msgspec
 
 from tiercel.core.errors import ProtocolViolation
 from tiercel.core.messages import Message
+from tiercel.runtime.net.emulated_link import LinkShaper
 from tiercel.runtime.net.wire import FRAME_BYTES_MAX, Frames, encode_frames, pack
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, tag=True):
     name: str
     nonce: bytes
     incarnation: int
+    site: str = ""  # where the process is, for an emulated link; empty: not known
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -80,6 +82,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
     incarnation: int
     proof: bytes
     refusal: str = ""
+    site: str = ""
 
 
 class Proof(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -106,7 +109,9 @@ class ConnectionOwner(Protocol):
     name: str
     secret: bytes
     incarnation: int  # grows with each start of this process
+    site: str  # where this process is; empty: not known
 
+    def shaper(self, connection: Connection, write: Callable[[bytes], object]) -> LinkShaper | None: ...
     def refusal(self, peer: str, incarnation: int) -> str: ...
     def on_connection(self, connection: Connection) -> None: ...
     def on_failed(self, connection: Connection, failure: ProtocolViolation) -> None: ...
@@ -121,6 +126,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, owner: ConnectionOwner, expected: str | None = None) -> None:
         self.peer = expected or ""
         self.peer_incarnation = 0
+        self.peer_site = ""
+        self._shaper: LinkShaper | None = None  # of an emulated link
         self.phase = ConnectionPhase.NEW
         self.failed = False  # the handshake did not succeed, or the peer broke the protocol
         self.closed = asyncio.get_running_loop().create_future()
@@ -143,7 +150,8 @@ class Connection(asyncio.Protocol):
         self._owner.on_connection(self)
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S_MAX, self._on_handshake_timeout)
         if self._expected is not None:
-            self._send_handshake(Opening(self._owner.name, self._nonce, self._owner.incarnation))
+            owner = self._owner
+            self._send_handshake(Opening(owner.name, self._nonce, owner.incarnation, owner.site))
 
     def data_received(self, data: bytes) -> None:
         self._frames.feed(data)
@@ -162,6 +170,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.phase = ConnectionPhase.CLOSED
+        if self._shaper is not None:
+            self._shaper.drop()
         if self._deadline is not None:
             self._deadline.cancel()
         if not self.closed.done():
@@ -183,11 +193,15 @@ class Connection(asyncio.Protocol):
                     received.nonce,
                     received.incarnation,
                 )
+                self.peer_site = received.site
                 self.phase = ConnectionPhase.PROVING
                 refusal = self._owner.refusal(received.name, received.incarnation)
                 proof = self._proof("listener" + refusal)
                 self._send_handshake(
-                    Answer(self._owner.name, self._nonce, self._owner.incarnation, proof, refusal)
+                    Answer(
+                        *(self._owner.name, self._nonce, self._owner.incarnation, proof, refusal),
+                        self._owner.site,
+                    )
                 )
                 if refusal:
                     raise HandshakeFailed(refusal)
@@ -196,6 +210,7 @@ class Connection(asyncio.Protocol):
                     reason = f"dialled {self._expected!r}, reached {received.name!r}"
                     raise HandshakeFailed(reason)
                 self._peer_nonce, self.peer_incarnation = received.nonce, received.incarnation
+                self.peer_site = received.site
                 self._check(received.proof, "listener" + received.refusal)
                 if received.refusal:
                     raise ConnectionRefused(received.refusal)
@@ -226,6 +241,8 @@ class Connection(asyncio.Protocol):
         self._frames.limit = FRAME_BYTES_MAX
         if self._deadline is not None:
             self._deadline.cancel()
+        if self._transport is not None:
+            self._shaper = self._owner.shaper(self, self._transport.write)
         self._owner.on_opened(self)
 
     def _send_handshake(self, what: Opening | Answer | Proof) -> None:
@@ -243,8 +260,14 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if self.phase is not ConnectionPhase.OPEN or transport is None:
             return
-        transport.write(b"".join([encode_frames(message) for message in messages]))
-        if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+        data = b"".join([encode_frames(message) for message in messages])
+        unsent = transport.get_write_buffer_size()
+        if self._shaper is None:
+            transport.write(data)
+        else:
+            self._shaper.send(data)
+            unsent += self._shaper.queued_bytes
+        if unsent > UNSENT_BYTES_MAX:
             log.warning("%s disconnects %s: it does not read", self._owner.name, self.peer)
             transport.abort()
 
@@ -272,5 +295,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Send what was written, then end."""
+        if self._shaper is not None:
+            self._shaper.finish()
         if self._transport is not None:
             self._transport.close()

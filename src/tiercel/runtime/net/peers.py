@@ -31,6 +31,7 @@ from tiercel.runtime.net.connection import (
     HandshakeFailed,
     Mistrusted,
 )
+from tiercel.runtime.net.emulated_link import Links, LinkShaper, link_between
 from tiercel.runtime.net.registry import Address, Registry
 from tiercel.runtime.net.tls import TlsFiles
 
@@ -69,10 +70,14 @@ class Peers:
         port: int,
         tls: TlsFiles | None,
         on_refused: Callable[[str, HandshakeFailed], object] | None,
+        site: str = "",
+        links: Links | None = None,
     ) -> None:
         self.name = name
         self.secret = secret
         self.incarnation = incarnation
+        self.site = site
+        self._links = links or {}
         self.connections: dict[str, Connection] = {}  # those whose handshake is complete
         self._host = host
         self._registry = registry
@@ -200,6 +205,11 @@ class Peers:
         )[1]
 
     # -- callbacks of connections ------------------------------------------------------------------------
+
+    def shaper(self, connection: Connection, write: Callable[[bytes], object]) -> LinkShaper | None:
+        """The emulated link toward a peer at another site; None: there is none."""
+        link = link_between(self._links, self.site, connection.peer_site) if self._links else None
+        return None if link is None else LinkShaper(link, write, f"{self.name} {connection.peer}")
 
     def refusal(self, peer: str, incarnation: int) -> str:
         """Why a peer is refused; empty: it is not. Called before the peer has proven anything."""

@@ -62,6 +62,7 @@ from tiercel.core.messages import Message
 from tiercel.runtime.deployment import DeploymentDir
 from tiercel.runtime.net.addresses import machine_here
 from tiercel.runtime.net.connection import HandshakeFailed
+from tiercel.runtime.net.emulated_link import Links
 from tiercel.runtime.net.peers import POLL_S, Peers
 from tiercel.runtime.net.registry import Address, Registry
 from tiercel.runtime.net.tls import TlsFiles
@@ -104,6 +105,9 @@ class HostConfig:
     bind: str = "127.0.0.1"
     advertise: str = ""  # empty: the address it binds
     port: int = 0
+    # emulated links between sites; nothing is emulated where a site is not known
+    site: str = ""
+    links: Links = dataclasses.field(default_factory=dict)
     # what it stores
     storage: Storage | None = None
     incarnation: int | None = None  # None: that of its store, or one that grows with time
@@ -152,6 +156,8 @@ class Host:
             port=config.port,
             tls=config.tls,
             on_refused=config.on_refused,
+            site=config.site,
+            links=config.links,
         )
         self._takeover: asyncio.Task[None] | None = None
         metrics = config.metrics

@@ -30,6 +30,7 @@ from tiercel.errors import UserError
 from tiercel.runtime.client.event_loop_thread import Client
 from tiercel.runtime.config import DurabilityConfig, Listening, parse_sites
 from tiercel.runtime.deployment import DeploymentDir, DriverLock, Durability
+from tiercel.runtime.net.emulated_link import Link
 from tiercel.runtime.net.tls import TlsOption
 from tiercel.spark.api.clients import end_client
 from tiercel.spark.api.feeds import Feed, check_feed_name, start_feed
@@ -72,6 +73,7 @@ def start(
     local: str | Path | None = None,
     replicas_at: Mapping[str, str] | None = None,
     warm_workers: int = 1,
+    links: Mapping[str, Link] | None = None,
 ) -> Live:
     """A deployment in this Spark application. Nothing runs before its first use. Use it in a `with`.
 
@@ -97,12 +99,16 @@ def start(
 
     `warm_workers` Python workers wait on each executor for a process that dies. With as many as
     `recover(over=)` all successors start at once.
+
+    `links` emulates links between sites: `{"edge-1 cloud": Link(latency_ms=40, jitter_ms=2, mbit=100)}`.
+    Every connection between processes of these two sites is delayed and limited, in both directions. The
+    controller is at the first site.
     """
     check_choice("durability", durability, DURABILITIES)
     check_count(warm_workers)
     spark = spark or open_session("tiercel")
     sites = parse_sites(sites)
-    listening = Listening.of(bind, ports, advertise, tls, sites)
+    listening = Listening.of(bind, ports, advertise, tls, sites, links)
     durability_config = DurabilityConfig.of(backup, local, durability, replicas_at, sites)
     return Live(spark, sites, storage, durability, settings, listening, durability_config, warm_workers)
 

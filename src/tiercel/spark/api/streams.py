@@ -318,14 +318,16 @@ class LiveStream(OperatorMethods):
         self._inputs = copy._inputs
         return copy._inputs[0][0]
 
-    def subscribe(self, *, after: int | None = None) -> RowSubscriber:
+    def subscribe(self, *, after: int | None = None, at: str = "") -> RowSubscriber:
         """A low-latency reader, from now on or after an offset (0: from the beginning).
+
+        `at` is the site where the reader is, if an emulated link lies between it and the stream's home.
 
         Starts the deployment.
         """
         stream = self.read()
         self._live.deploy()
-        subscriber = RowSubscriber(self._live.deployment, stream, after=after)
+        subscriber = RowSubscriber(self._live.deployment, stream, after=after, at=at)
         self._live.close_at_stop(subscriber.client)
         return subscriber
 

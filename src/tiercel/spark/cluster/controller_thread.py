@@ -127,6 +127,8 @@ class ControllerThread:
                 bind=manifest.bind,
                 advertise=manifest.address_of(NAME),
                 tls=manifest.tls,
+                site=next(iter(manifest.topology.sites)),
+                links=manifest.links,
                 on_launch=on_launch,
                 on_retire=on_retire,
                 storage=storage,

@@ -33,7 +33,7 @@ from tiercel.runtime.process.host import Host, HostConfig
 from tiercel.runtime.process.machine import Machine
 from tiercel.runtime.recovery.recover import open_replicated_storage
 from tiercel.runtime.recovery.takeover import ShareLoader
-from tiercel.runtime.replication.primary import is_replica
+from tiercel.runtime.replication.primary import is_replica, site_of_replica
 from tiercel.runtime.replication.replica import Replica
 from tiercel.runtime.storage.directory import EXECUTOR, directory_of
 from tiercel.runtime.storage.incarnations import IncarnationClaims
@@ -115,6 +115,8 @@ def build_host(
             advertise=manifest.address_of(name),
             port=manifest.ports.get(name, 0),
             tls=manifest.tls,
+            site=name if plan is None else site_of(name),
+            links=manifest.links,
             metrics=deployment.metrics,
             load_share=shares.load,
             parent=os.getppid(),
@@ -135,6 +137,8 @@ def build_replica(deployment: DeploymentDir, name: str) -> Host:
             bind=manifest.bind,
             advertise=manifest.address_of(name),
             tls=manifest.tls,
+            site=site_of_replica(name),
+            links=manifest.links,
             metrics=deployment.metrics,
             parent=os.getppid(),
         ),
