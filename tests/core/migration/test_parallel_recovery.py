@@ -321,3 +321,19 @@ def test_who_dies_shortly_after_a_move_can_be_taken_over(dead: str, strategy: st
     assert len(driver.outputs()) == made, "no output was doubled"
     driver.produce("a", (key_in(0), 0, 9), (key_in(1), 0, 9), (key_in(3), 0, 9))
     assert len(driver.outputs()) == made + 3
+
+
+def test_an_instance_that_owns_single_keys_and_no_slot_can_be_taken_over() -> None:
+    guest = "op@a#7"
+    driver = SmallDeployment(topology(("a",), instances=(DEAD, OTHER))).start().start(guest)
+    driver.produce("a", (key_in(0), 0, "x"))
+    driver.move(KeySet(keys=frozenset({key_in(0)})), DEAD, guest)
+    driver.finish_moves()
+    driver.produce("a", (key_in(0), 0, "y"))
+    driver.stop(guest)
+    driver.send("a", m.TakeoverRequest("r1", guest, (SUCCESSOR,)))
+    assert driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "done"
+    driver.start(SUCCESSOR)
+    driver.produce("a", (key_in(0), 0, "z"))
+    assert driver.owner_of(key_in(0)) == SUCCESSOR
+    assert [output.row[2][2] for output in driver.outputs()] == [1, 2, 3]

@@ -334,3 +334,20 @@ def test_keys_on_the_move_are_locked_until_the_move_has_ended() -> None:
     assert play.driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "preparing"
     play.driver.move(KeySet(slots=frozenset({3})), A, B, "restart", name="m4")
     assert play.driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "refused", "a restart is alone"
+
+
+@pytest.mark.parametrize("strategy", ["pause", "restart"])
+def test_keys_whose_state_only_the_source_has_do_not_leave_it_while_it_is_away(strategy: str) -> None:
+    """It died for good: after the flip nobody would have their state, and no successor could take over."""
+    driver = SmallDeployment().start("a", "b", A, B)
+    driver.produce("a", (key_in(0), 0, "x"))
+    driver.stop(A)
+    driver.move(KeySet(slots=frozenset({0})), A, B, strategy)
+    driver.advance_ms(1_000)
+    assert not any(isinstance(entry.control, Flip) for entry in driver.log("a"))
+    driver.advance_ms(60_000)
+    assert driver.statuses["m1"].outcome is m.MoveOutcome.ABORTED
+    driver.send("a", m.TakeoverRequest("r1", A, ("op@a#5",)), "controller")
+    driver.start("op@a#5")
+    driver.produce("a", (key_in(0), 0, "y"))
+    assert [output.row[2][2] for output in driver.outputs()] == [1, 2]

@@ -21,6 +21,7 @@ import msgspec
 
 from tiercel.core import messages as m
 from tiercel.core.errors import CoreBug
+from tiercel.core.logs.dispatch import DispatchPhase
 from tiercel.core.logs.inbox import Inbox, MovingKeys
 from tiercel.core.logs.site_outbox import FrameId
 from tiercel.core.machine.names import ShadowReaderName
@@ -344,6 +345,11 @@ class OutgoingMove:
         cursor = self.inbox.cursors.get(self.source)
         return cursor is not None and cursor.watermark_ms >= self.destination_watermark
 
+    def source_attached(self) -> bool:
+        """Rule: keys whose state only the source has stay while it is away: it may never return."""
+        cursor = self.inbox.cursors.get(self.source)
+        return cursor is not None and cursor.phase is not DispatchPhase.DETACHED
+
     def shadow_complete(self) -> bool:
         """Rule R21: the destination must also have the rows that were appended since the vote's Compare."""
         return self.shadow_live
@@ -377,6 +383,7 @@ class OutgoingMove:
             prepared=True,
             voted=self.vote is not None,
             shadow_complete=self.shadow_complete(),
+            source_attached=self.source_attached(),
             source_watermark_reached=self.source_watermark_reached(),
         )
         return self.strategy.may_flip(facts)

@@ -31,6 +31,7 @@ class FlipFacts(msgspec.Struct, frozen=True):
     prepared: bool = False  # the destination is ready to receive
     voted: bool = False  # the destination holds the same state, in a checkpoint
     shadow_complete: bool = False  # the destination has been sent every row of the keys
+    source_attached: bool = True  # the source can send its state
     source_watermark_reached: bool = False  # no output can be late behind the destination's watermark
 
 
@@ -55,6 +56,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     def may_flip(self, facts: FlipFacts) -> bool:
         """Whether the source router may decide the move now."""
         if not facts.prepared or not facts.source_watermark_reached:
+            return False
+        if self.flips_first and not facts.source_attached:  # only the source has the state
             return False
         return (facts.voted or not self.votes) and (facts.shadow_complete or not self.shadows)
 

@@ -296,10 +296,14 @@ class Deployment:
                 self._recover(action)
             case "replace":
                 self._ask_replacement(action)
-            case "die":
+            case "die" if self._takes_part_in_a_move(action.target):
+                self.scheduler.call_after(15.0, self._act, action)
+            case "die" if self._owned(action.target) > 0:
                 self.faults += 1
                 self._let_die(action.target, action.other)
                 self.processes[action.target].crash()
+            case "die":
+                pass  # nobody needs to take over
             case _:
                 self._fault(action)
 
@@ -363,6 +367,27 @@ class Deployment:
         except InvalidRequest as refusal:
             self.refusals.append(str(refusal))
 
+    def _owned(self, instance: str) -> int:
+        """How many slots and single keys its router has given to it."""
+        router = self.router(site_of(instance))
+        table = router.inboxes[operator_of(instance)].table if router is not None else None
+        routes = [*table.slots, *table.overrides.values()] if table is not None else []
+        return sum(route.instance == instance for route in routes)
+
+    def _takes_part_in_a_move(self, instance: str) -> bool:
+        """Whether a router has a move of this instance that has neither ended nor merged."""
+        for site in self.topology.sites:
+            router = self.router(site)
+            if router is None:
+                return True
+            leaving = [move for move in router.outgoing_moves.values() if move.phase.value != "done"]
+            coming = [move for move in router.incoming_moves.values() if move.phase.value != "merged"]
+            named = {move.destination for move in coming}
+            named.update(name for move in leaving for name in (move.source, move.request.destination))
+            if instance in named:
+                return True
+        return False
+
     def _let_die(self, instance: str, successors: str) -> None:
         """It does not return; somebody asks for a takeover until one is accepted."""
         self.dead[instance] = successors
@@ -373,15 +398,16 @@ class Deployment:
         """Ask for a takeover, and again if its router refused it (a move was under way, say)."""
         controller = self.processes["controller"].machine
         if isinstance(controller, Controller) and instance not in self.retired:
-            if asked and asked not in controller.refused and asked not in controller.recoveries:
+            if self.router(site_of(instance)) is not None and not self._owned(instance):
                 self.retired.add(instance)  # accepted
                 return
-            if not asked or asked in controller.refused:
+            if asked not in controller.recoveries:
+                successors = self.dead[instance].split()
+                if "a slot for each" in controller.refused.get(asked, ""):
+                    successors = successors[:1]
                 asked = ""
                 try:
-                    asked, effects = controller.recover(
-                        instance, tuple(self.dead[instance].split()), self.scheduler.now_ms
-                    )
+                    asked, effects = controller.recover(instance, tuple(successors), self.scheduler.now_ms)
                     self.processes["controller"].perform(effects)
                 except InvalidRequest as refusal:
                     self.refusals.append(str(refusal))

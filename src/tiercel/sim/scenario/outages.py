@@ -39,15 +39,17 @@ def _successors(rng: random.Random, instance: str) -> str:
 
 
 def dead_for_good(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
-    """An instance dies and never returns, at any time or at a step of a move. Others take over.
+    """An instance dies and never returns; others take over. It takes part in no move that has not ended.
 
-    Nobody scales then: a request that names the dead instance would wait for it.
+    Nobody scales or restarts the operator then: both would wait for the dead instance.
     """
-    scenario = replace(scenario, actions=[a for a in scenario.actions if a.kind not in ("scale", "replace")])
-    if rng.random() < 0.4:
-        dead = rng.choice(_instances(scenario))
-        at_ms = rng.uniform(60, _end_ms(scenario))
-        return _with(scenario, [Action(at_ms, "die", dead, _successors(rng, dead))])
+    dead = rng.choice(_instances(scenario))
+    at_ms = rng.uniform(60, _end_ms(scenario))
+    return _with(_unscaled(scenario), [Action(at_ms, "die", dead, _successors(rng, dead))])
+
+
+def dead_in_moves(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
+    """The source or the destination of a move dies at any of its steps, and never returns."""
     strategies = [action.strategy for action in scenario.actions if action.kind == "move"]
     role = rng.choice(list(DEATH_STEPS))
     step = Action(
@@ -59,7 +61,19 @@ def dead_for_good(scenario: Scenario, rng: random.Random, options: Options) -> S
         point=rng.choice(DEATH_STEPS[role]),
         after=rng.random() < 0.5,
     )
-    return _with(scenario, [step])
+    return _with(_unscaled(scenario), [step])
+
+
+def _unscaled(scenario: Scenario) -> Scenario:
+    """Without requests that wait for every instance of an operator."""
+    moves = [action for action in scenario.actions if action.kind not in ("scale", "replace")]
+    halting = [action.kind == "move" and action.strategy == "restart" for action in moves]
+    return replace(
+        scenario,
+        actions=[
+            replace(a, strategy="pause") if halts else a for a, halts in zip(moves, halting, strict=True)
+        ],
+    )
 
 
 def late_news(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
