@@ -11,7 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SHOWN = {"nexmark": "00:00:20 auction 1500: 803 bids"}  # what else an example prints
+SHOWN = {  # what else an example prints
+    "nexmark": "00:00:20 auction 1500: 803 bids",
+    "toll": "direction 0, segment 5: 179 cars at 32 mph",
+}
 
 
 def test_readme_shows_the_quickstart_example() -> None:
