@@ -7,7 +7,7 @@ Not responsible for: the load (loadgen/).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from tiercel.bench.loadgen.process import LoadProcess
 from tiercel.bench.operators import INPUT, INPUT_SCHEMA, OUTPUT_SCHEMA, SITE, NumberedAverage
 from tiercel.core.settings import Settings
 from tiercel.runtime.deployment import Durability
+from tiercel.runtime.net.emulated_link import Link
 from tiercel.spark.api.deployment import Live, start
 from tiercel.spark.api.streams import LiveStream
 from tiercel.spark.cluster.task import Build
@@ -44,15 +45,16 @@ def deployed(
     durability: Durability = "os",
     build: Build | None = None,
     settings: Settings | None = None,
+    links: Mapping[str, Link] | None = None,
+    instances: Mapping[str, int] | None = None,
 ) -> Iterator[BenchDeployment]:
-    """In a temporary directory that is gone afterwards."""
-    with start(spark, [SITE], durability=durability, settings=settings) as live:
+    """In a temporary directory that is gone afterwards. `instances` names the sites and their instances."""
+    instances = dict(instances or {SITE: INSTANCES})
+    with start(spark, list(instances), durability=durability, settings=settings, links=links) as live:
         if build is not None:
             live.build = build
         stream = live.stream(INPUT, input_schema, key="sensor")
-        output = stream.transform_with_state(
-            processor, output_schema, name=OPERATOR, instances={SITE: INSTANCES}
-        )
+        output = stream.transform_with_state(processor, output_schema, name=OPERATOR, instances=instances)
         live.deploy()
         yield BenchDeployment(live, stream, output)
 
@@ -66,10 +68,11 @@ def loaded(
     durability: Durability = "os",
     build: Build | None = None,
     settings: Settings | None = None,
+    **placed: Any,
 ) -> Iterator[tuple[Live, LoadProcess]]:
     """A deployment of averages with a load process that is connected and waits."""
     processor = processor or NumberedAverage()
-    options: dict[str, Any] = {"durability": durability, "build": build, "settings": settings}
+    options: dict[str, Any] = {"durability": durability, "build": build, "settings": settings, **placed}
     with (
         deployed(spark, processor, INPUT_SCHEMA, OUTPUT_SCHEMA, **options) as made,
         LoadProcess(made.live.deployment, keys, made.output.name) as loader,

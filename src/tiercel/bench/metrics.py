@@ -116,7 +116,7 @@ def judge(
     `between_sites`: the way of a tuple may be longer after the move; the larger of the medians before and
     after is then the reference. `stays` are keys of the source that do not move: they have the same backlog.
     """
-    shift_ms = median_shift_ms(outputs, at) if between_sites else 0.0
+    shift_ms = median_shift_ms(outputs, at, moved) if between_sites else 0.0
     steady = reference(outputs, at.steady_ns, at.request_ns, shift_ms)
     median = steady.median_ms + shift_ms
     due, latency = outputs.due_ns, outputs.latency_ms
@@ -146,9 +146,10 @@ def judge(
     }
 
 
-def median_shift_ms(outputs: Outputs, at: Moments) -> float:
-    """How much higher the median is after the move than before it; 0 if it is not."""
-    due, latency = outputs.due_ns, outputs.latency_ms
+def median_shift_ms(outputs: Outputs, at: Moments, moved: Collection[int]) -> float:
+    """How much higher the median of the moved keys is after the move than before it; 0 if it is not."""
+    mine = np.isin(outputs.sensor, list(moved))
+    due, latency = outputs.due_ns[mine], outputs.latency_ms[mine]
     before = np.sort(latency[(at.steady_ns <= due) & (due < at.request_ns)])
     after = np.sort(latency[(due > at.end_ns + SETTLED_NS) & (due < at.over_ns)])
     return max(0.0, percentile(after, 0.5) - percentile(before, 0.5)) if len(after) and len(before) else 0.0

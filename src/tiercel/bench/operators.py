@@ -6,6 +6,7 @@ Not responsible for: feeding and judging them (throughput.py, load.py).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,8 @@ from tiercel.spark.operators.processor_adapter import (
 )
 from tiercel.spark.rows.row_codec import RowCodec
 
-SITE = "cloud"
+SITE, EDGE = "cloud", "edge"
+SLEEPS_US = 200.0  # a shorter sleep takes much longer than asked
 INPUT, OUTPUT = "readings", "averages"
 INPUT_SCHEMA = "sensor bigint, n bigint, due_ns bigint, value double"
 OUTPUT_SCHEMA = "sensor bigint, n bigint, count bigint, average double, due_ns bigint"
@@ -87,11 +89,22 @@ def running_average() -> Fold:
     return Fold(step, (0, 0.0), "count long, total double", AVERAGED)
 
 
-class HeavyAverage(StatefulProcessor):
-    """A `NumberedAverage` with `state_bytes` more state for each key."""
+def spend(service_us: float) -> None:
+    """Let user code take this long: longer times sleep, so that other processes have the core meanwhile."""
+    if service_us >= SLEEPS_US:
+        time.sleep(service_us / 1e6)
+    elif service_us:
+        end_ns = time.perf_counter_ns() + int(service_us * 1e3)
+        while time.perf_counter_ns() < end_ns:
+            pass
 
-    def __init__(self, state_bytes: int) -> None:
+
+class HeavyAverage(StatefulProcessor):
+    """A `NumberedAverage` with `state_bytes` more state for each key; each row takes `service_us`."""
+
+    def __init__(self, state_bytes: int, service_us: float = 0.0) -> None:
         self._load = bytes(n % 251 for n in range(state_bytes))
+        self._service_us = service_us
 
     def first_load(self) -> bytes:
         """All keys share one object until they are read from storage."""
@@ -103,10 +116,36 @@ class HeavyAverage(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         count, total, load = self._average.get() or (0, 0.0, self.first_load())
         for row in rows:
+            spend(self._service_us)
             count += 1
             total += row.value
             yield Row(sensor=key[0], n=row.n, count=count, average=total / count, due_ns=row.due_ns)
         self._average.update((count, total, load))
+
+    def close(self) -> None:
+        """Holds no resources."""
+
+
+class HeavyCount(StatefulProcessor):
+    """A key count with `state_bytes` more state for each key; each row takes `service_us`.
+
+    The load sends 1, 2, 3, ... for each key, so the count tells the average that the load checks.
+    """
+
+    def __init__(self, state_bytes: int, service_us: float = 0.0) -> None:
+        self._load = bytes(n % 251 for n in range(state_bytes))
+        self._service_us = service_us
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "count long, load binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        count, load = self._count.get() or (0, self._load)
+        for row in rows:
+            spend(self._service_us)
+            count += 1
+            yield Row(sensor=key[0], n=row.n, count=count, average=(count + 1) / 2, due_ns=row.due_ns)
+        self._count.update((count, load))
 
     def close(self) -> None:
         """Holds no resources."""

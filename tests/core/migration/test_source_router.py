@@ -351,3 +351,28 @@ def test_keys_whose_state_only_the_source_has_do_not_leave_it_while_it_is_away(s
     driver.start("op@a#5")
     driver.produce("a", (key_in(0), 0, "y"))
     assert [output.row[2][2] for output in driver.outputs()] == [1, 2]
+
+
+def test_the_shadow_of_a_slot_has_no_rows_of_a_key_that_left_while_the_source_lagged() -> None:
+    """The source is behind the flip of the key's own move when the move of its slot begins."""
+    driver = SmallDeployment(topology(["a"], instances=("op@a#0", "op@a#1"))).start()
+    key, beside = key_in(0), key_in(0, 1)
+    source, destination = driver.owner_of(key), "op@a#1"
+    assert source == "op@a#0"
+    driver.produce("a", (key, 0, 0), (beside, 0, 0))
+    driver.withholds = lambda sender, to, message: to == source and isinstance(message, m.Dispatch)
+    driver.produce("a", (key, 0, 1), (beside, 0, 1))
+    driver.move(KeySet(keys=frozenset((key,))), source, destination, "live", "m1")
+    driver.machines["a"].outgoing_moves[
+        "m1"
+    ].behind_ms = 2_000.0  # it has worked on older entries all the time
+    driver.advance_ms(3_000)
+    assert driver.owner_of(key) == destination
+    assert driver.machines[source].applied == 1, "it must lag"
+    driver.move(KeySet(slots=frozenset((0,))), source, destination, "live", "m2")
+    driver.release_withheld()
+    driver.advance_ms(5_000)
+    assert driver.statuses["m2"].phase == "done"
+    driver.produce("a", (key, 0, 2), (beside, 0, 2))
+    driver.advance_ms(1_000)
+    assert [o.row[2][2] for o in driver.outputs() if o.key == key] == [1, 2, 3]

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from time import monotonic_ns
 
 import msgspec
+import numpy as np
 
 from tiercel.bench.operators import INPUT, OUTPUT, SITE
 from tiercel.core import messages as m
@@ -34,6 +35,7 @@ _decode = msgspec.msgpack.Decoder(tuple[int, int, int, float, int]).decode
 PRODUCER = "load"
 TICK_NS = 1_000_000  # tuples of one millisecond leave together, as from a sensor gateway
 PROBE_TICKS = 5
+DRAWN = 1 << 17  # tuples until the same draws come again
 MOVE_ENDS = ("done", "aborted", "refused")
 BURST_TICKS_MAX = 50  # a late load makes up for it in pieces; the delay counts as latency
 
@@ -83,6 +85,9 @@ class Load:
         self._output = output
         self._seq = 0
         self._next_key = 0
+        self._drawn: list[
+            int
+        ] = []  # sensors in the order of their tuples, again and again; empty: all in turn
         self._next_tick_ns = 0  # 0: no open loop
         self._rate = 0
         self._probes: Sequence[int] = ()
@@ -102,6 +107,14 @@ class Load:
     def focus(self, keys: int) -> None:
         """From now on only the first keys get tuples."""
         self.in_use, self._next_key = min(keys, len(self.keys)), 0
+
+    def draw(self, sensors: Sequence[int], zipf: float, seed: int) -> None:
+        """From now on only these keys get tuples, in proportion to 1 / rank**zipf; their ranks are random."""
+        rng = np.random.default_rng(seed)
+        weights = 1.0 / np.arange(1, len(sensors) + 1) ** zipf
+        ranked = rng.permutation(np.asarray(sensors))
+        self._drawn = rng.choice(ranked, DRAWN, p=weights / weights.sum()).tolist()
+        self._next_key = 0
 
     def stop(self) -> None:
         self._next_tick_ns = self.closed_loop_max = 0
@@ -167,6 +180,9 @@ class Load:
     def _take(self, count: int) -> list[int]:
         """The next sensors; a stride that is prime to their number visits all, in no simple order."""
         total, at = self.in_use, self._next_key
+        if self._drawn:
+            self._next_key = at + count
+            return [self._drawn[n % DRAWN] for n in range(at, at + count)]
         if self.favoured:
             self._next_key += count
             return [

@@ -32,7 +32,7 @@ from tiercel.runtime.deployment import DeploymentDir
 from tiercel.runtime.process.host import Host, HostConfig
 from tiercel.runtime.process.machine import tame_collector
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 120.0
 
 
 class LoadStuck(Exception):
@@ -96,6 +96,10 @@ class LoadProcess(ChildProcess):
         """From now on only so many keys get tuples."""
         self.ask("focus", keys=keys)
 
+    def draw(self, sensors: Sequence[int], zipf: float, seed: int) -> None:
+        """From now on only these keys get tuples, in proportion to 1 / rank**zipf."""
+        self.ask("draw", sensors=list(sensors), zipf=zipf, seed=seed)
+
     def start(self, rate: int, probes: Sequence[int]) -> None:
         self.ask("start", rate=rate, probes=list(probes))
 
@@ -153,6 +157,9 @@ class LoadServer:
                 return {}
             case {"do": "focus", "keys": keys}:
                 load.focus(keys)
+                return {}
+            case {"do": "draw", "sensors": sensors, "zipf": zipf, "seed": seed}:
+                load.draw(sensors, zipf, seed)
                 return {}
             case {"do": "start", "rate": rate, "probes": probes}:
                 load.record = Record()
