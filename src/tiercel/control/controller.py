@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tiercel.control.load_planner import rebalance_by_load
 from tiercel.control.planner import hand_over, rebalance, split_move
 from tiercel.control.plans import Plan, PlannedMove, check_limits, check_plan
 from tiercel.core import messages as m
@@ -52,6 +53,15 @@ class TrackedMove(msgspec.Struct):
     again: tuple[str, ...] = ()  # names of the moves that retry this undone one
 
 
+class MeasuredLoad(msgspec.Struct, frozen=True):
+    """The load of an operator when a scaling was requested."""
+
+    total: float  # rows per second
+    slots: dict[int, float] = {}  # heaviest slots -> rows per second
+    keys: dict[Key, float] = {}  # heaviest keys -> rows per second
+    speeds: dict[str, float] = {}  # instance -> rows per second that it can process
+
+
 class ScaleRequest(msgspec.Struct, frozen=True):
     """A request to run these instances of an operator, evenly loaded or some in place of others."""
 
@@ -61,6 +71,8 @@ class ScaleRequest(msgspec.Struct, frozen=True):
     replacing: dict[str, str] = {}  # old instance -> new one; these moves come first
     even: bool = True  # False: instances that are not replaced retain their keys
     emptied: tuple[str, ...] = ()  # this request moved all of their keys; they are retired even if down
+    load: MeasuredLoad | None = None  # even by load; None: by the number of slots
+    spares: tuple[str, ...] = ()  # own nothing, and stay for the next scale-out
 
 
 class RecoveryRequest(msgspec.Struct, frozen=True):
@@ -364,7 +376,7 @@ class Controller:
             overrides = self.overrides[request.operator]
             planned = hand_over(request.operator, slots, overrides, request.replacing, request.strategy)
             if not planned and request.even:
-                planned = rebalance(request.operator, slots, overrides, request.instances, request.strategy)
+                planned = _even_moves(request, slots, overrides)
             for wanted in planned:
                 self._add(step, wanted, 0, None)
             if planned:
@@ -376,7 +388,8 @@ class Controller:
                 self.sites_reported.clear()  # decide the next round on fresh tables
                 continue
             running = {i for i in self.running if operator_of(i) == request.operator}
-            for instance in sorted((running | {*request.emptied}).difference(request.instances)):
+            wanted_here = {*request.instances, *request.spares}
+            for instance in sorted((running | {*request.emptied}).difference(wanted_here)):
                 self._retire(step, instance)
             del self.scales[request.operator]
             step.delete(("scale", request.operator))
@@ -417,6 +430,26 @@ class Controller:
 def _turn(move: str) -> list[int]:
     """The order in which moves were requested: m9 before m10, whatever order the store returns."""
     return [int(number) for number in move.removeprefix("m").split(".")]
+
+
+def _even_moves(
+    request: ScaleRequest, slots: dict[int, Route], overrides: dict[Key, Route]
+) -> list[PlannedMove]:
+    """Moves to an even load, as measured when the request was made; without a measure, to an even number."""
+    load = request.load
+    if load is None:
+        return rebalance(request.operator, slots, overrides, request.instances, request.strategy)
+    return rebalance_by_load(
+        request.operator,
+        slots,
+        overrides,
+        request.instances,
+        load.slots,
+        total=load.total,
+        key_rates=load.keys,
+        speeds=load.speeds,
+        strategy=request.strategy,
+    )
 
 
 def _newest(known: dict[T, Route], site: str, reported: dict[T, Route]) -> dict[T, Route]:

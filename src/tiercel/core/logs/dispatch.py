@@ -71,7 +71,8 @@ class DispatchCursor:
         self._inflight: deque[tuple[int, int]] = deque()
         self._inflight_rows = 0
         self.lag_rows = 0  # rows in the log for it whose outputs have not arrived
-        self._lagging: deque[tuple[int, int]] = deque()
+        self.arrived_rows = 0  # in the log for it since this incarnation of the router began
+        self._lagging: deque[tuple[int, int, int]] = deque()
 
     def measured(self, service_us: float) -> None:
         """Set the credit: the rows that the instance processes in `ms_max`, at most `rows_max`."""
@@ -181,10 +182,16 @@ class DispatchCursor:
         self._inflight.append((entry.offset, count))
         self._inflight_rows += count
 
-    def appended(self, offset: int, rows: int) -> None:
+    def appended(self, offset: int, rows: int, time_ms: int) -> None:
         """Count rows for it in the log, whether they can be sent now or not."""
-        self._lagging.append((offset, rows))
+        self._lagging.append((offset, rows, time_ms))
         self.lag_rows += rows
+        self.arrived_rows += rows
+
+    @property
+    def oldest_at_ms(self) -> int:
+        """The log time of the oldest rows whose outputs have not arrived; 0: none wait."""
+        return self._lagging[0][2] if self._lagging else 0
 
     def processed(self, through: int) -> None:
         self.through = max(self.through, through)

@@ -283,7 +283,7 @@ class Inbox(Readers):
                 count += of_part
                 cursor = self.cursors.get(name)
                 if cursor is not None:
-                    cursor.appended(self.offset, of_part)
+                    cursor.appended(self.offset, of_part, self.time_ms)
                     if cursor.phase is LIVE:
                         cursor.offer(entry, {name: rows} if len(parts) > 1 else parts, of_part)
         else:
@@ -303,7 +303,7 @@ class Inbox(Readers):
             moving = tuple([part for part in entry.moving if part.reader == cursor.instance])
             rows = sum(map(count_rows, own.values())) + sum(count_rows(part.rows) for part in moving)
             if own or moving:
-                cursor.appended(self.offset, rows)
+                cursor.appended(self.offset, rows, self.time_ms)
             if cursor.phase is LIVE and (own or moving or control is not None):
                 cursor.offer(entry, own, rows, moving)
         return sum(map(count_rows, parts.values())) + sum(count_rows(part.rows) for part in entry.moving)

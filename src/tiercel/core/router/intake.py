@@ -122,6 +122,7 @@ class Intake:
                     here.append(row)
                 else:
                     outbound.setdefault(site, []).append(row)
+            self.state.entering[operator].count(rows, len(rows))
             inbox.sequence(step, here, (inbound,))
             for site, stamped in outbound.items():
                 self._forwarding.forward(step, site, inbox, stamped)

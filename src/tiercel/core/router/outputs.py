@@ -35,9 +35,11 @@ class FanOut:
 
         For an operator of several inputs, each row carries the number of its input.
         """
-        self.state.rows += count_rows(rows)
+        count = count_rows(rows)
+        self.state.rows += count
         for name in self.state.consumers(stream):
             inbox, operator = self.state.inboxes[name], self.state.topology.operators[name]
+            self.state.entering[name].count(rows, count)
             mine = [(r[0], INITIAL, r[2]) for r in rows] if initial else rows
             n = operator.inputs.index(stream)
             if len(operator.inputs) > 1:

@@ -46,6 +46,7 @@ from tiercel.core.model.topology import Topology, operator_of
 from tiercel.core.router.batch_intake import BatchIntake
 from tiercel.core.router.forwarding import Forwarding
 from tiercel.core.router.intake import Intake
+from tiercel.core.router.load_sample import InboxLoad, ReaderLoad
 from tiercel.core.router.moves import Moves, NoMoves
 from tiercel.core.router.outputs import FanOut, OutputAdmission
 from tiercel.core.router.recovery import Loader, load_items, not_loaded
@@ -387,6 +388,19 @@ class Router:
             "lag": sum(inbox.backlog_rows for inbox in self.inboxes.values()),
             "moves": self.moves.count,
         }
+
+    def loads(self) -> dict[str, InboxLoad]:
+        """The load of each operator at this site. Called once a second: samples fade with each call."""
+        found = {}
+        for name, inbox in self.inboxes.items():
+            sample = self.state.entering[name]
+            slots, keys = sample.each_second()
+            readers = {
+                cursor.instance: ReaderLoad(cursor.arrived_rows, cursor.lag_rows, cursor.oldest_at_ms)
+                for cursor in inbox.cursors.values()
+            }
+            found[name] = InboxLoad(sample.entered, slots, keys, readers)
+        return found
 
     def validate(self) -> None:
         """Check that every queue is within its limit; the simulator calls it after each event."""

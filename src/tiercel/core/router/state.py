@@ -14,6 +14,7 @@ from tiercel.core.machine.step import Journal
 from tiercel.core.machine.stored import LogReader
 from tiercel.core.model.routing import RoutingTable
 from tiercel.core.model.topology import Topology, site_of
+from tiercel.core.router.load_sample import LoadSample
 from tiercel.core.settings import Settings
 
 
@@ -48,6 +49,7 @@ class RouterState:
         # producers whose acknowledgement waits for a slow reader -> (peer, stream)
         self.deferred_acks: dict[str, tuple[str, str]] = {}
         self.last_rows_ms: dict[str, float] = {}  # stream with an idle time-out -> time of its last rows
+        self.entering = {name: LoadSample(operator.slots) for name, operator in topology.operators.items()}
         self.rows = self.outputs = 0  # accepted and admitted by this incarnation, for `gauges`
 
     def consumers(self, stream: str) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """Metrics of each process, once a second, as lines of JSON in the deployment's directory.
 
-Responsible for: the line, the file and its size, reading lines back by time.
-Not responsible for: the counters (`gauges` of a router and an instance), when a line is written (host.py).
+Responsible for: the lines, the files and their size, reading lines back by time.
+Not responsible for: the counters (`gauges` of a router and an instance), when a line is written (host.py),
+    CPU time (cpu_time.py).
 
     gauges: counters that only grow --difference over a second--> rates --> NAME.jsonl
+    loads: rows that enter and wait, by operator, of a router           --> NAME.inbox.jsonl
                                                              at 5 MB --> NAME.1.jsonl, replacing the last
 """
 
@@ -11,18 +13,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from tiercel.core.model.topology import operator_of, site_of
+from tiercel.core.router.load_sample import InboxLoad
+from tiercel.runtime.process.cpu_time import CpuTime, cores_here
 from tiercel.runtime.replication.primary import Replication
 
 log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX = 5 * 1024 * 1024  # some eight hours of one process; twice that is kept
+BLOCK_BYTES = 64 * 1024  # read at once from the end of a file
 OVERLAP_S = 10  # two incarnations of a process may write side by side for a moment
 SETTLED_S = 1.5  # older seconds are complete: every process has written its line, or never will
 
@@ -35,13 +40,21 @@ class Measured(Protocol):
         """Counters that only grow (rows, outputs, waited_ms, waited) and values of now (all others)."""
 
 
+@runtime_checkable
+class Loaded(Protocol):
+    """A machine that other machines read from: a router."""
+
+    def loads(self) -> Mapping[str, InboxLoad]:
+        """The load of each operator here; called once a second."""
+
+
 class MetricsLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process in one second."""
 
     at_ms: int
     site: str
     process: str
-    kind: str  # router | instance
+    kind: str  # router | instance | inbox (one operator at a router)
     operator: str | None
     rate: float  # rows per second
     outputs: float  # per second
@@ -56,6 +69,14 @@ class MetricsLine(msgspec.Struct, frozen=True, omit_defaults=True):
     replica: str | None = None  # that follows it; empty: none does now; None: the deployment has no replicas
     replica_behind: int | None = None  # committed batches that it has not acknowledged
     unexpected: int = 0  # messages that no transition of a move allows, since the process started
+    cpu: float | None = None  # share of the time in which its loop had a core
+    stolen: float | None = None  # share of the time in which its loop waited for a core; None: not measured
+    cores: int | None = None  # that it may use
+    arrivals: float | None = None  # inbox: rows per second that entered the deployment here
+    oldest_ms: float | None = None  # inbox: age of the oldest row that was not processed
+    heavy_slots: dict[int, float] | None = None  # inbox: rows per second that entered here, sampled
+    heavy_keys: list[tuple[bytes, float]] | None = None  # likewise, heaviest first
+    readers: dict[str, tuple[float, int, float]] | None = None  # instance -> arrivals, lag, oldest_ms
 
 
 class Meter:
@@ -67,9 +88,13 @@ class Meter:
         directory.mkdir(parents=True, exist_ok=True)
         self._name = name
         self._machine = machine if isinstance(machine, Measured) else None
+        self._loaded = machine if isinstance(machine, Loaded) else None
+        self._cpu = CpuTime()
+        self._loads: Mapping[str, InboxLoad] = {}
         self._replication = replication
         self._second = int(time.time())
         self._path = directory / f"{name}.jsonl"
+        self._inbox_path = directory / f"{name}.inbox.jsonl"
         self._at_s = time.monotonic()
         self._busy_s = 0.0
         self._before: Mapping[str, float] = {}
@@ -87,16 +112,53 @@ class Meter:
             log.warning("%s cannot write its metrics: %s", self._name, error)
 
     def write(self, gauges: Mapping[str, float], busy_s: float) -> None:
-        line = msgspec.json.encode(self._line(gauges, busy_s)) + b"\n"
-        with self._path.open("ab", buffering=0) as file:
-            file.write(line)
-            size = file.tell()
-        if size > FILE_BYTES_MAX:
-            self._path.replace(self._path.with_suffix(".1.jsonl"))
-
-    def _line(self, gauges: Mapping[str, float], busy_s: float) -> MetricsLine:
         now_s = time.monotonic()
         took_s = max(now_s - self._at_s, 1e-3)
+        _append(self._path, [self._line(gauges, busy_s, took_s)])
+        if self._loaded is not None:
+            _append(self._inbox_path, self._inbox_lines(self._loaded.loads(), took_s))
+        self._at_s, self._busy_s, self._before = now_s, busy_s, gauges
+
+    def _inbox_lines(self, loads: Mapping[str, InboxLoad], took_s: float) -> list[MetricsLine]:
+        """One line for each operator that rows enter for, or wait for."""
+        now_ms = int(time.time() * 1e3)
+        lines = []
+        for operator, load in loads.items():
+            before = self._loads.get(operator)
+            readers: dict[str, tuple[float, int, float]] = {}
+            for name, reader in load.readers.items():
+                known = before.readers.get(name) if before is not None else None
+                arrived = reader.arrived - (known.arrived if known is not None else 0)
+                waits_ms = float(now_ms - reader.oldest_at_ms) if reader.oldest_at_ms else 0.0
+                readers[name] = (round(max(0, arrived) / took_s, 1), reader.lag_rows, max(0.0, waits_ms))
+            entered = load.entered - (before.entered if before is not None else 0)
+            lines.append(
+                MetricsLine(
+                    at_ms=now_ms,
+                    site=self._name,
+                    process=self._name,
+                    kind="inbox",
+                    operator=operator,
+                    rate=round(sum(reader[0] for reader in readers.values()), 1),
+                    outputs=0.0,
+                    latency_ms=None,
+                    lag=sum(reader[1] for reader in readers.values()),
+                    state_keys=None,
+                    state_bytes=None,
+                    busy=0.0,
+                    moves=0,
+                    arrivals=round(max(0, entered) / took_s, 1),
+                    oldest_ms=max((reader[2] for reader in readers.values()), default=0.0),
+                    heavy_slots=load.slots,
+                    heavy_keys=load.keys,
+                    readers=readers,
+                )
+            )
+        self._loads = loads
+        return lines
+
+    def _line(self, gauges: Mapping[str, float], busy_s: float, took_s: float) -> MetricsLine:
+        cpu, stolen = self._cpu.shares(took_s)
         grown = {name: value - self._before.get(name, 0) for name, value in gauges.items()}
         is_instance = "@" in self._name
         waited = grown.get("waited", 0)
@@ -120,9 +182,19 @@ class Meter:
             replica=replica,
             replica_behind=behind,
             unexpected=self.unexpected,
+            cpu=cpu,
+            stolen=stolen,
+            cores=cores_here(),
         )
-        self._at_s, self._busy_s, self._before = now_s, busy_s, gauges
         return line
+
+
+def _append(path: Path, lines: Sequence[MetricsLine]) -> None:
+    with path.open("ab", buffering=0) as file:
+        file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        size = file.tell()
+    if size > FILE_BYTES_MAX:
+        path.replace(path.with_suffix(".1.jsonl"))
 
 
 def _whole(value: float | None) -> int | None:
@@ -143,7 +215,7 @@ def first_second(directory: Path) -> int:
 def read_lines(directory: Path, after_s: int, until_s: int) -> list[MetricsLine]:
     """Lines of the seconds `after_s < second <= until_s`, by time and process: each time the same."""
     found = {
-        (line.at_ms, line.process): line
+        (line.at_ms, line.process, line.kind, line.operator or ""): line
         for path in _files(directory)
         for line in _lines_since(path, after_s)
         if after_s < line.at_ms // 1000 <= until_s
@@ -154,7 +226,15 @@ def read_lines(directory: Path, after_s: int, until_s: int) -> list[MetricsLine]
 def last_lines(directory: Path) -> dict[str, MetricsLine]:
     """The line of each process that has written one a moment ago."""
     now_s = int(time.time())
-    return {line.process: line for line in read_lines(directory, now_s - OVERLAP_S, now_s + 1)}
+    lines = read_lines(directory, now_s - OVERLAP_S, now_s + 1)
+    return {line.process: line for line in lines if line.kind != "inbox"}
+
+
+def last_inboxes(directory: Path) -> dict[tuple[str, str], MetricsLine]:
+    """(site, operator) -> the line that its router has written a moment ago."""
+    now_s = int(time.time())
+    lines = read_lines(directory, now_s - OVERLAP_S, now_s + 1)
+    return {(line.site, line.operator or ""): line for line in lines if line.kind == "inbox"}
 
 
 def _files(directory: Path) -> list[Path]:
@@ -163,13 +243,31 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _lines_since(path: Path, after_s: int) -> Iterator[MetricsLine]:
-    """Lines from the newest one backwards: a reader that keeps up decodes only a few."""
-    for text in reversed(_content(path).splitlines()):
+    """Lines from the newest one backwards: a reader that keeps up reads and decodes only a few."""
+    for text in _lines_backwards(path):
         line = _decoded(text)
         if line is not None:
             if line.at_ms // 1000 <= after_s - OVERLAP_S:
                 return
             yield line
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    """The lines of a file, last one first. It is read in blocks from its end."""
+    try:
+        with path.open("rb") as file:
+            left, rest = file.seek(0, 2), b""
+            while left:
+                size = min(left, BLOCK_BYTES)
+                left -= size
+                file.seek(left)
+                lines = (file.read(size) + rest).split(b"\n")
+                rest = lines[0]
+                yield from (line for line in reversed(lines[1:]) if line)
+            if rest:
+                yield rest
+    except FileNotFoundError:
+        return  # it was replaced in this moment
 
 
 def _first_line(path: Path) -> MetricsLine | None:

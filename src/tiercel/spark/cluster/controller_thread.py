@@ -279,6 +279,23 @@ class ControllerThread:
 
         wait_until(all_answered, ANSWER_S_MAX, failure, poll_s=POLL_S)
 
+    def ask_tables(self) -> None:
+        """Ask every router for its tables, and do not wait: `routes` has them a moment later."""
+        self._ask(lambda controller, now: controller.ask_status(now))
+
+    def changing(self, operator: str) -> str:
+        """The scaling, recovery or move of an operator that runs now; empty: none."""
+
+        def read(controller: Controller, _: float) -> tuple[str, Sequence[Effect]]:
+            if operator in controller.scales or any(operator_of(i) == operator for i in controller.retiring):
+                return "a scaling runs", ()
+            if any(operator_of(known.instance) == operator for known in controller.recoveries.values()):
+                return "a recovery runs", ()
+            moves = [t.move for t in controller.active if t.wanted.operator == operator]
+            return f"move {moves[0]} runs" if moves else "", ()
+
+        return self._ask(read)
+
     def routes(self, operator: str) -> Routes:
         """Slots and single keys with their owners, as the routers last reported.
 

@@ -25,7 +25,9 @@ WAIT_S = 0.3  # one wait for new lines; Spark asks again at once, and may stop t
 SCHEMA = """
     at timestamp, site string, process string, kind string, operator string, rate double, outputs double,
     latency_ms double, lag bigint, state_keys bigint, state_bytes bigint, busy double, moves int,
-    hot_keys bigint, read_back double, replica string, replica_behind bigint, unexpected bigint
+    hot_keys bigint, read_back double, replica string, replica_behind bigint, unexpected bigint,
+    cpu double, stolen double, cores int, arrivals double, oldest_ms double,
+    heavy_slots map<int, double>, heavy_keys map<binary, double>
 """
 
 
@@ -112,4 +114,11 @@ def _row(line: MetricsLine) -> tuple[Any, ...]:
         line.replica,
         line.replica_behind,
         line.unexpected,
+        line.cpu,
+        line.stolen,
+        line.cores,
+        line.arrivals,
+        line.oldest_ms,
+        line.heavy_slots,
+        None if line.heavy_keys is None else dict(line.heavy_keys),
     )

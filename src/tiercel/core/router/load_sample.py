@@ -1,0 +1,108 @@
+"""The load of one operator's rows that enter at one site: how many, in which slots, of which keys.
+
+Responsible for: a count of all rows; a sample of them by slot and by key, in bounded memory; rates that
+    forget what is older than some seconds.
+Not responsible for: readers and what waits for them (core/logs), reporting it (runtime/process/metrics.py).
+
+One row in `STRIDE` is looked at, so that the path of the others stays as short as it was. A stride that is a
+prime meets no rhythm of a producer. Keys are counted by the space-saving sketch: a new key takes the place of
+the lightest one, with its count as possible error, and only the count above the error is reported.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from tiercel.core.model.keys import Key
+from tiercel.core.model.log import Row
+from tiercel.core.model.routing import slot_of
+from tiercel.core.model.row_batch import count_rows
+
+T = TypeVar("T")
+
+STRIDE = 61
+KEYS_MAX = 64  # counted at once
+FADE = 0.8  # part of a count that is left after a second
+SLOTS_REPORTED_MAX = 64
+KEYS_REPORTED_MAX = 16
+NEGLIGIBLE = 0.05  # of a sampled row: such a count is forgotten
+
+
+class ReaderLoad(msgspec.Struct, frozen=True, array_like=True):
+    """What one instance gets to read."""
+
+    arrived: int  # rows logged for it, by this incarnation of the router
+    lag_rows: int  # of them, not processed
+    oldest_at_ms: int  # log time of the oldest one that was not processed; 0: none
+
+
+class InboxLoad(msgspec.Struct, frozen=True):
+    """The load of one operator at one site."""
+
+    entered: int  # rows that entered at this site, by this incarnation of the router
+    slots: dict[int, float]  # heaviest slots of them -> rows per second
+    keys: list[tuple[Key, float]]  # heaviest keys of them, heaviest first
+    readers: dict[str, ReaderLoad]
+
+
+class LoadSample:
+    """Counts and samples the rows of one operator that enter at one site."""
+
+    def __init__(self, slots: int) -> None:
+        self._slot_count = slots
+        self.entered = 0
+        self._until_next = STRIDE
+        self._slots: dict[int, float] = {}
+        self._keys: dict[Key, float] = {}
+        self._errors: dict[Key, float] = {}  # of keys that took the place of another one
+
+    def count(self, rows: list[Row], count: int) -> None:
+        """Count rows that enter, `count` of them with those inside row batches."""
+        self.entered += count
+        self._until_next -= len(rows)
+        if self._until_next <= 0:
+            self._sample(rows)
+
+    def _sample(self, rows: list[Row]) -> None:
+        place = len(rows) + self._until_next - 1
+        while place < len(rows):
+            row = rows[place]
+            self._add(row[0], count_rows([row]))
+            place += STRIDE
+        self._until_next = place - len(rows) + 1
+
+    def _add(self, key: Key, weight: float) -> None:
+        slot = slot_of(key, self._slot_count)
+        self._slots[slot] = self._slots.get(slot, 0.0) + weight
+        keys = self._keys
+        if key in keys:
+            keys[key] += weight
+        elif len(keys) < KEYS_MAX:
+            keys[key] = weight
+        else:
+            lightest = min(keys, key=keys.__getitem__)
+            least = keys.pop(lightest)
+            self._errors.pop(lightest, None)
+            keys[key] = least + weight
+            self._errors[key] = least
+
+    def each_second(self) -> tuple[dict[int, float], list[tuple[Key, float]]]:
+        """The heaviest slots and keys in rows per second. Call it once a second: older counts fade."""
+        to_rate = STRIDE * (1 - FADE)
+        slots = _heaviest(self._slots, SLOTS_REPORTED_MAX)
+        certain = {key: count - self._errors.get(key, 0.0) for key, count in self._keys.items()}
+        keys = _heaviest({key: count for key, count in certain.items() if count > 0}, KEYS_REPORTED_MAX)
+        found = (
+            {slot: round(count * to_rate, 1) for slot, count in slots},
+            [(key, round(count * to_rate, 1)) for key, count in keys],
+        )
+        self._slots = {slot: count * FADE for slot, count in self._slots.items() if count > NEGLIGIBLE}
+        self._keys = {key: count * FADE for key, count in self._keys.items() if count > NEGLIGIBLE}
+        self._errors = {key: error * FADE for key, error in self._errors.items() if key in self._keys}
+        return found
+
+
+def _heaviest(counts: dict[T, float], limit: int) -> list[tuple[T, float]]:
+    return sorted(counts.items(), key=lambda item: -item[1])[:limit]

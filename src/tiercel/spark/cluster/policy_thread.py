@@ -1,0 +1,213 @@
+"""The thread of the driver that runs policies once a second, and the pool of spare instances.
+
+Responsible for: a view a second, carrying decisions out, the record in the storage, refilling the pool.
+Not responsible for: deciding (control/governor.py), how a change is requested (api/policies.py).
+
+    metrics, tables --> view --> governor --> decisions --> carry out --> controller
+                          |                       |
+                   policy/views.jsonl     policy/history.jsonl
+
+A policy never stops a deployment: what fails here is a line in the history, and the next second is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tiercel.control.governor import Governor
+from tiercel.control.limits import Limits
+from tiercel.control.policies.policy import Decide
+from tiercel.control.proposals import Decision
+from tiercel.control.view import View
+from tiercel.core.errors import InvalidRequest
+from tiercel.core.model.topology import instance_name, operator_of, site_of
+from tiercel.errors import UserError
+from tiercel.runtime.deployment import DeploymentDir
+from tiercel.runtime.files import write_whole
+from tiercel.spark.cluster.backend import Backend
+from tiercel.spark.cluster.controller_thread import ControllerThread
+from tiercel.spark.cluster.load_view import LoadReader
+from tiercel.spark.cluster.supervisor import Supervisor, running_processes
+from tiercel.spark.cluster.task_slots import RESERVED_SLOTS
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+RECORD_BYTES_MAX = 20 * 1024 * 1024  # of views; then the older half is dropped
+RECORD_EVERY_S = 5.0  # the history is written so often, and after each change
+
+CarryOut = Callable[[Decision, View, Limits], None]
+
+
+class PolicyThread:
+    """Runs the policies of one deployment."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        deployment: DeploymentDir,
+        controller: ControllerThread,
+        supervisor: Supervisor,
+        launch: Callable[[str], object],
+        carry_out: CarryOut,
+    ) -> None:
+        self._backend, self._controller, self._supervisor = backend, controller, supervisor
+        self._launch, self._carry_out = launch, carry_out
+        self._topology = deployment.manifest().topology
+        self._reader = LoadReader(deployment.metrics, self._topology)
+        self._directory = deployment.directory / "policy"
+        self._directory.mkdir(exist_ok=True)
+        self._governor = Governor()
+        self._lock = threading.Lock()  # of the governor: users add policies while it decides
+        self._shown: dict[str, dict[str, Any]] = {}
+        self._spares: dict[tuple[str, str], int] = {}  # operator, site -> spare instances to have
+        self._recorded_s = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tiercel-policies", daemon=True)
+        self._thread.start()
+
+    # -- what users ask ------------------------------------------------------------------------
+
+    def add(self, name: str, decide: Decide, limits: Limits, shown: Mapping[str, Any]) -> None:
+        """Add a policy, or replace the one of this name."""
+        with self._lock:
+            self._governor.add(name, decide, limits)
+            self._shown[name] = {"name": name, **shown, "limits": msgspec.to_builtins(limits)}
+            self._write_policies()
+
+    def remove(self, name: str) -> bool:
+        with self._lock:
+            found = self._governor.remove(name)
+            self._shown.pop(name, None)
+            self._write_policies()
+            return found
+
+    def keep_spares(self, operator: str, site: str, count: int) -> None:
+        """Have so many attached instances at a site that own nothing."""
+        self._spares[operator, site] = count
+
+    @property
+    def policies(self) -> list[dict[str, Any]]:
+        with self._lock:
+            return list(self._shown.values())
+
+    @property
+    def history(self) -> list[Decision]:
+        with self._lock:
+            return self._governor.history
+
+    def end(self) -> None:
+        self._stopped.set()
+        self._thread.join(10.0)
+        with self._lock:
+            self._write_history()
+
+    # -- once a second -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        due_s = time.monotonic()
+        while not self._stopped.wait(max(0.0, due_s - time.monotonic())):
+            due_s = max(due_s + EVERY_S, time.monotonic())
+            try:
+                self._tick()
+            except UserError as error:  # the controller restarts, or the deployment ends
+                log.info("policies wait: %s", error)
+            except Exception:
+                log.exception("policies failed in this second")
+
+    def _tick(self) -> None:
+        self._controller.ask_tables()
+        if not self._governor.policies and not self._spares:
+            return
+        view = self.view()
+        with self._lock:
+            decisions = self._governor.decide(view)
+            limits = {policy.name: policy.limits for policy in self._governor.policies.values()}
+        changes = [decision for decision in decisions if decision.is_change]
+        for decision in changes:
+            if not self._stopped.is_set():
+                self._perform(decision, view, limits.get(decision.policy, Limits()))
+        self._refill(view)
+        self._record(view, changed=bool(changes))
+
+    def view(self) -> View:
+        """The load of this second."""
+        names = list(self._topology.operators)
+        return self._reader.view(
+            time.time(),
+            self._controller.running(),
+            {name: self._controller.routes(name) for name in names},
+            {name: self._controller.changing(name) for name in names},
+            free_slots=self._free_slots(),
+            failed={n: why for n, why in self._supervisor.failures.items() if operator_of(n)},
+        )
+
+    def _free_slots(self) -> int | None:
+        slots = None if self._backend.allocates else self._backend.slots()
+        if slots is None:
+            return None
+        return max(0, slots - running_processes(self._backend.application) - RESERVED_SLOTS)
+
+    def _perform(self, decision: Decision, view: View, limits: Limits) -> None:
+        try:
+            self._carry_out(decision, view, limits)
+        except (UserError, InvalidRequest) as refusal:
+            with self._lock:
+                self._governor.refused(decision, str(refusal).replace("\n", "; "), time.time())
+
+    # -- the pool ------------------------------------------------------------------------------
+
+    def _refill(self, view: View) -> None:
+        """Start spare instances where the pool lacks some and there is room."""
+        free = self._free_slots()
+        for (operator, site), count in self._spares.items():
+            seen = view.operators[operator]
+            known = {n for n in self._supervisor.names if operator_of(n) == operator and site_of(n) == site}
+            working = {i.name for i in seen.instances}
+            coming = known - working - set(seen.spares)
+            if seen.changing or len(known - working) >= count or coming or free == 0:
+                continue
+            number = next(n for n in range(1, len(known) + 2) if instance_name(operator, site, n) not in known)
+            self._launch(instance_name(operator, site, number))
+
+    # -- the record ----------------------------------------------------------------------------
+
+    def _record(self, view: View, *, changed: bool) -> None:
+        path = self._directory / "views.jsonl"
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(_small(view)) + b"\n")
+            size = file.tell()
+        if size > RECORD_BYTES_MAX:
+            lines = path.read_bytes().splitlines(keepends=True)
+            write_whole(path, b"".join(lines[len(lines) // 2 :]))
+        if changed or time.monotonic() - self._recorded_s > RECORD_EVERY_S:
+            with self._lock:
+                self._write_history()
+
+    def _write_history(self) -> None:
+        self._recorded_s = time.monotonic()
+        lines = b"".join(msgspec.json.encode(line) + b"\n" for line in self._governor.history)
+        write_whole(self._directory / "history.jsonl", lines)
+
+    def _write_policies(self) -> None:
+        write_whole(self._directory / "policies.json", msgspec.json.encode(list(self._shown.values())))
+
+
+def _small(view: View) -> View:
+    """A view without the owners of slots: thousands of entries a second that hardly ever change."""
+    operators = {
+        name: msgspec.structs.replace(operator, owners={}) for name, operator in view.operators.items()
+    }
+    return msgspec.structs.replace(view, operators=operators)
+
+
+def policy_directory(storage: Path) -> Path:
+    """Where the driver of a deployment records its policies."""
+    return storage / "policy"

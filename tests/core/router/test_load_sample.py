@@ -1,0 +1,66 @@
+"""The sample of rows that enter: all are counted, few are looked at, memory is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiercel.core.model.log import Row
+from tiercel.core.model.routing import slot_of
+from tiercel.core.model.row_batch import in_runs
+from tiercel.core.router.load_sample import KEYS_MAX, KEYS_REPORTED_MAX, STRIDE, LoadSample
+
+SLOTS = 64
+
+
+def row(key: bytes, payload: bytes = b"\x01") -> Row:
+    return (key, 0, payload)
+
+
+def steady(sample: LoadSample, rows: list[Row], seconds: int = 30, batch: int = 500) -> None:
+    """The same rows in each second, in frames of `batch` rows; the report of the last second is left."""
+    for second in range(seconds):
+        for start in range(0, len(rows), batch):
+            some = rows[start : start + batch]
+            sample.count(some, len(some))
+        if second < seconds - 1:
+            sample.each_second()
+
+
+@pytest.mark.parametrize("batch", [1, 7, 500, 5_000])
+def test_a_heavy_key_and_its_slot_are_found_with_their_rate(batch: int) -> None:
+    sample = LoadSample(SLOTS)
+    rows = [row(b"hot" if n % 4 == 0 else b"k%d" % (n % 900)) for n in range(6_100)]
+    steady(sample, rows, batch=batch)
+    slots, keys = sample.each_second()
+    assert keys[0][0] == b"hot"
+    assert keys[0][1] == pytest.approx(6_100 / 4, rel=0.25)
+    assert max(slots, key=lambda slot: slots[slot]) == slot_of(b"hot", SLOTS)
+    assert sum(slots.values()) == pytest.approx(6_100, rel=0.15)
+    assert sample.entered == 30 * 6_100
+
+
+def test_memory_is_bounded_and_no_light_key_is_called_heavy() -> None:
+    sample = LoadSample(SLOTS)
+    rows = [row(b"k%d" % n) for n in range(50_000)]
+    steady(sample, rows, seconds=3)
+    slots, keys = sample.each_second()
+    assert len(sample._keys) <= KEYS_MAX
+    assert len(slots) <= SLOTS
+    assert len(keys) <= KEYS_REPORTED_MAX
+    assert all(rate <= 3 * STRIDE for _, rate in keys)
+
+
+def test_a_load_that_has_gone_is_forgotten() -> None:
+    sample = LoadSample(SLOTS)
+    steady(sample, [row(b"hot")] * 1_000)
+    for _ in range(60):
+        slots, keys = sample.each_second()
+    assert (slots, keys) == ({}, [])
+
+
+def test_rows_of_a_batch_count_as_many() -> None:
+    sample = LoadSample(SLOTS)
+    (batch,) = in_runs([b"\x01"] * 50)
+    steady(sample, [row(b"hot", batch)] * 100 + [row(b"k%d" % n) for n in range(100)])
+    _, keys = sample.each_second()
+    assert keys[0] == (b"hot", pytest.approx(5_000, rel=0.3))
