@@ -320,10 +320,10 @@ def test_metrics_can_be_read_as_a_dataframe_and_as_a_stream(
     while len(found) < 6:
         run_all(frame, "parquet", tmp_path / "checkpoint", **into)
         found = spark.read.parquet(into["path"]).collect()
-    known = {(row.at, row.process): row for row in metrics.collect()}
-    assert len({(row.at, row.process) for row in found}) == len(found)
-    assert all(known[row.at, row.process] == row for row in found)
-    assert {row.kind for row in found} == {"router", "instance"}
+    known = {(row.at, row.process, row.kind): row for row in metrics.collect()}
+    assert len({(row.at, row.process, row.kind) for row in found}) == len(found)
+    assert all(known[row.at, row.process, row.kind] == row for row in found)
+    assert {row.kind for row in found} == {"router", "instance", "inbox"}
 
 
 def test_checkpoint_ahead_of_its_log_is_refused(deployment: Averages) -> None:

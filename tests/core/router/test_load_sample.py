@@ -7,7 +7,7 @@ import pytest
 from tiercel.core.model.log import Row
 from tiercel.core.model.routing import slot_of
 from tiercel.core.model.row_batch import in_runs
-from tiercel.core.router.load_sample import KEYS_MAX, KEYS_REPORTED_MAX, STRIDE, LoadSample
+from tiercel.core.router.load_sample import KEYS_MAX, KEYS_REPORTED_MAX, STRIDES, LoadSample
 
 SLOTS = 64
 
@@ -47,7 +47,7 @@ def test_memory_is_bounded_and_no_light_key_is_called_heavy() -> None:
     assert len(sample._keys) <= KEYS_MAX
     assert len(slots) <= SLOTS
     assert len(keys) <= KEYS_REPORTED_MAX
-    assert all(rate <= 3 * STRIDE for _, rate in keys)
+    assert all(rate <= 3 * STRIDES[3] for _, rate in keys)
 
 
 def test_a_load_that_has_gone_is_forgotten() -> None:

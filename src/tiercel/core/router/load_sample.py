@@ -4,9 +4,10 @@ Responsible for: a count of all rows; a sample of them by slot and by key, in bo
     forget what is older than some seconds.
 Not responsible for: readers and what waits for them (core/logs), reporting it (runtime/process/metrics.py).
 
-One row in `STRIDE` is looked at, so that the path of the others stays as short as it was. A stride that is a
-prime meets no rhythm of a producer. Keys are counted by the space-saving sketch: a new key takes the place of
-the lightest one, with its count as possible error, and only the count above the error is reported.
+One row in many is looked at, some 200 a second, so that the path of the others stays as short as it was. A
+stride that is a prime meets no rhythm of a producer. Keys are counted by the space-saving sketch: a new key
+takes the place of the lightest one, with its count as possible error, and only the count above the error is
+reported.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from tiercel.core.model.row_batch import count_rows
 
 T = TypeVar("T")
 
-STRIDE = 61
+STRIDES = (61, 127, 251, 509, 1_021, 2_039, 4_093)  # one row of so many is sampled
+SAMPLES_PER_S = 200
 KEYS_MAX = 64  # counted at once
 FADE = 0.8  # part of a count that is left after a second
 SLOTS_REPORTED_MAX = 64
 KEYS_REPORTED_MAX = 16
-NEGLIGIBLE = 0.05  # of a sampled row: such a count is forgotten
+NEGLIGIBLE = 1.0  # rows per second: such a count is forgotten
 
 
 class ReaderLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -53,7 +55,8 @@ class LoadSample:
     def __init__(self, slots: int) -> None:
         self._slot_count = slots
         self.entered = 0
-        self._until_next = STRIDE
+        self._entered_before = 0
+        self._stride = self._until_next = STRIDES[0]
         self._slots: dict[int, float] = {}
         self._keys: dict[Key, float] = {}
         self._errors: dict[Key, float] = {}  # of keys that took the place of another one
@@ -69,8 +72,8 @@ class LoadSample:
         place = len(rows) + self._until_next - 1
         while place < len(rows):
             row = rows[place]
-            self._add(row[0], count_rows([row]))
-            place += STRIDE
+            self._add(row[0], count_rows([row]) * self._stride)
+            place += self._stride
         self._until_next = place - len(rows) + 1
 
     def _add(self, key: Key, weight: float) -> None:
@@ -90,7 +93,10 @@ class LoadSample:
 
     def each_second(self) -> tuple[dict[int, float], list[tuple[Key, float]]]:
         """The heaviest slots and keys in rows per second. Call it once a second: older counts fade."""
-        to_rate = STRIDE * (1 - FADE)
+        to_rate = 1 - FADE  # a count is the sum of what is left of all seconds
+        per_sample = (self.entered - self._entered_before) / SAMPLES_PER_S
+        self._entered_before = self.entered
+        self._stride = next((stride for stride in STRIDES if stride >= per_sample), STRIDES[-1])
         slots = _heaviest(self._slots, SLOTS_REPORTED_MAX)
         certain = {key: count - self._errors.get(key, 0.0) for key, count in self._keys.items()}
         keys = _heaviest({key: count for key, count in certain.items() if count > 0}, KEYS_REPORTED_MAX)
