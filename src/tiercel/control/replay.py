@@ -31,17 +31,27 @@ def replay(views: Iterable[View], name: str, decide: Decide, limits: Limits) -> 
 
 
 def decode_views(lines: Iterable[bytes]) -> list[View]:
-    """Views from lines of JSON. `InvalidRequest` names the first line that is none."""
+    """Views from lines of JSON. `InvalidRequest` names the first line that is none.
+
+    A view without owners has those of the view before: a record leaves out what is the same.
+    """
     decode = msgspec.json.Decoder(View).decode
-    found = []
+    found: list[View] = []
+    owners: dict[str, dict[int, str]] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(decode(line))
+                view = decode(line)
             except msgspec.DecodeError as error:
                 raise InvalidRequest(
                     f"line {number} is no view: {error}",
                     "expected one view as JSON in each line",
                     "a deployment with a policy writes them to policy/views.jsonl in its storage",
                 ) from error
+            owners |= {name: each.owners for name, each in view.operators.items() if each.owners}
+            operators = {
+                name: msgspec.structs.replace(each, owners=owners.get(name, {}))
+                for name, each in view.operators.items()
+            }
+            found.append(msgspec.structs.replace(view, operators=operators))
     return found

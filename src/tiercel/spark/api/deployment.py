@@ -23,6 +23,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tiercel.control.policies.policy import Decide
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.model.topology import operator_of
 from tiercel.core.settings import Settings
@@ -43,6 +44,7 @@ from tiercel.spark.api.graph import (
 )
 from tiercel.spark.api.initial_state import give_initial_state, is_given
 from tiercel.spark.api.moves import MoveHandle, ScaleHandle
+from tiercel.spark.api.policies import DeploymentPolicies, PolicyReport
 from tiercel.spark.api.requests import DeploymentRequests
 from tiercel.spark.api.status import Status, collect_status
 from tiercel.spark.api.streams import LiveStream, union_of
@@ -151,6 +153,7 @@ class Live:
         self._deploy_lock = threading.RLock()  # two threads may both be the first to use it
         self._deployer: Deployer | None = None
         self._running: RunningDeployment | None = None
+        self._deployment_policies: DeploymentPolicies | None = None
         self._stopped = False
         if self.backend.lacks:
             print("through Spark Connect: " + "; ".join(self.backend.lacks), file=sys.stderr)
@@ -340,6 +343,57 @@ class Live:
     def drain(self, instance: str) -> MoveHandle:
         """Move everything off an instance, for example before its executor is removed."""
         return self._requests().drain(instance)
+
+    # -- policies -------------------------------------------------------------------------------
+
+    def autoscale(
+        self,
+        operator: str,
+        *,
+        policy: str | Decide = "rate",
+        min: int | Mapping[str, int] = 1,
+        max: int | Mapping[str, int] = 8,
+        spares: int | Mapping[str, int] = 0,
+        **options: Any,
+    ) -> None:
+        """Let a policy choose the number of instances of an operator, by its load, once a second.
+
+        `policy` is "rate", "busy", "hot_keys", "failures" or a function of (view, memory). `min` and `max`
+        hold at every site, or are given by site. `spares` instances are attached and own nothing, so that a
+        scale-out need not wait for a start. Other options are those of the policy, such as `target=0.7`, and
+        limits: `cool_down_s`, `scale_in_after_s`, `changes_per_hour_max`, `quiet=["22:00-06:00"]`, `pins`,
+        `dry_run` and others. `live.policies()` says what was decided and why.
+        """
+        self._policies().autoscale(operator, policy, min, max, spares, options)
+
+    def offload(
+        self, operator: str, *, cost: float, home: str = "", edges: Sequence[str] = (), **options: Any
+    ) -> None:
+        """Move heavy keys to the edge at which their rows enter, while more than `cost` rows/s enter there.
+
+        When demand falls below half of the cost, they return to `home`. Limits as in `autoscale`.
+        """
+        self._policies().offload(operator, cost, home, edges, options)
+
+    def policy(self, decide: Decide, *, name: str = "", **limits: Any) -> None:
+        """Run a function of (view, memory) once a second. It returns proposals and what it remembers."""
+        self._policies().add(decide, name, limits)
+
+    def remove_policy(self, name: str) -> None:
+        """End a policy. What it has changed stays."""
+        self._policies().remove(name)
+
+    def policies(self) -> PolicyReport:
+        """The policies that run, and every decision with its reason."""
+        thread = self._policies().thread
+        return PolicyReport(thread.policies, thread.history)
+
+    def _policies(self) -> DeploymentPolicies:
+        running = self._started()
+        with self._deploy_lock:
+            if self._deployment_policies is None:
+                self._deployment_policies = DeploymentPolicies(self.graph, running, self._requests())
+            return self._deployment_policies
 
     def _requests(self) -> DeploymentRequests:
         """What users can ask of the deployment. Starts it, if it does not run yet."""

@@ -110,6 +110,11 @@ class Graph:
             raise _unknown_site("", site, self.sites)
         return site
 
+    def check_operator(self, name: str) -> None:
+        if name not in self.operators:
+            known = ", ".join(sorted(self.operators))
+            raise UserError(f"unknown operator {name!r}", expected=f"one of: {known}")
+
     def instances(self, operator: str, wanted: Any) -> tuple[str, ...]:
         """The names of so many instances at each site."""
         if wanted is not None and not isinstance(wanted, Mapping):

@@ -25,6 +25,7 @@ from tiercel.spark.cluster.backend import Backend
 from tiercel.spark.cluster.controller_thread import ControllerThread
 from tiercel.spark.cluster.decommission import DecommissionWatcher
 from tiercel.spark.cluster.liveness import LivenessMonitor
+from tiercel.spark.cluster.policy_thread import CarryOut, PolicyThread
 from tiercel.spark.cluster.preflight import probe
 from tiercel.spark.cluster.replica_placement import replica_names, start_replicas
 from tiercel.spark.cluster.supervisor import Supervisor, running_processes
@@ -78,6 +79,7 @@ class RunningDeployment:
 
     def __init__(
         self,
+        backend: Backend,
         deployment: DeploymentDir,
         supervisor: Supervisor,
         controller: ControllerThread,
@@ -85,7 +87,7 @@ class RunningDeployment:
         decommission_watcher: DecommissionWatcher,
         ending: contextlib.ExitStack,
     ) -> None:
-        self._deployment = deployment
+        self._backend, self._deployment = backend, deployment
         self.supervisor, self.controller = supervisor, controller
         self.launcher, self.decommission_watcher = launcher, decommission_watcher
         self._ending = ending
@@ -95,6 +97,19 @@ class RunningDeployment:
         self.launcher.launch(instance)
         self.supervisor.wait(instance)
         wait_attached(self._deployment, self.supervisor, self.controller, [instance])
+
+    def start_policies(self, carry_out: CarryOut) -> PolicyThread:
+        """Start the thread that runs policies. It ends with the deployment, before everything else."""
+        thread = PolicyThread(
+            self._backend,
+            self._deployment,
+            self.controller,
+            self.supervisor,
+            self.launcher.launch,
+            carry_out,
+        )
+        self._ending.callback(thread.end)
+        return thread
 
     def end(self) -> None:
         """End threads and processes, the last one first. A failure of one stops no other."""
@@ -165,7 +180,9 @@ class Deployer:
             apart = manifest.replicas is not None and manifest.replicas.apart
             ending.callback(LivenessMonitor(self._backend, deployment, supervisor, apart=apart).end)
             ending.callback(WarmWorkers(self._backend, deployment, self._warm_workers).end)
-            return RunningDeployment(deployment, supervisor, controller, launcher, watcher, ending.pop_all())
+            return RunningDeployment(
+                self._backend, deployment, supervisor, controller, launcher, watcher, ending.pop_all()
+            )
 
 
 def wait_attached(

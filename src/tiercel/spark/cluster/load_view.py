@@ -3,8 +3,8 @@
 Responsible for: one view from what the processes have written and the routers have reported.
 Not responsible for: the figures themselves (runtime/process/metrics.py), deciding (control/governor.py).
 
-An instance that is attached and owns nothing is a spare. An instance without a line is in the view with zeros:
-it has just started, or is silent.
+An instance that is attached and owns nothing is a spare. An instance without a line is in the view with
+zeros: it has just started, or is silent.
 """
 
 from __future__ import annotations

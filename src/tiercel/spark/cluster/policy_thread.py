@@ -7,7 +7,7 @@ Not responsible for: deciding (control/governor.py), how a change is requested (
                           |                       |
                    policy/views.jsonl     policy/history.jsonl
 
-A policy never stops a deployment: what fails here is a line in the history, and the next second is tried again.
+A policy never stops a deployment: what fails is a line in the history, and the next second is tried again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -69,6 +68,7 @@ class PolicyThread:
         self._shown: dict[str, dict[str, Any]] = {}
         self._spares: dict[tuple[str, str], int] = {}  # operator, site -> spare instances to have
         self._recorded_s = 0.0
+        self._owners: dict[str, dict[int, str]] = {}  # as last recorded
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tiercel-policies", daemon=True)
         self._thread.start()
@@ -174,22 +174,32 @@ class PolicyThread:
             coming = known - working - set(seen.spares)
             if seen.changing or len(known - working) >= count or coming or free == 0:
                 continue
-            number = next(n for n in range(1, len(known) + 2) if instance_name(operator, site, n) not in known)
-            self._launch(instance_name(operator, site, number))
+            names = (instance_name(operator, site, n) for n in range(1, len(known) + 2))
+            self._launch(next(name for name in names if name not in known))
 
     # -- the record ----------------------------------------------------------------------------
 
     def _record(self, view: View, *, changed: bool) -> None:
         path = self._directory / "views.jsonl"
         with path.open("ab") as file:
-            file.write(msgspec.json.encode(_small(view)) + b"\n")
+            file.write(msgspec.json.encode(self._without_known_owners(view)) + b"\n")
             size = file.tell()
         if size > RECORD_BYTES_MAX:
             lines = path.read_bytes().splitlines(keepends=True)
             write_whole(path, b"".join(lines[len(lines) // 2 :]))
+            self._owners = {}
         if changed or time.monotonic() - self._recorded_s > RECORD_EVERY_S:
             with self._lock:
                 self._write_history()
+
+    def _without_known_owners(self, view: View) -> View:
+        """A view without owners of slots that are the same as before: they are thousands."""
+        operators = {}
+        for name, operator in view.operators.items():
+            same = self._owners.get(name) == operator.owners
+            self._owners[name] = operator.owners
+            operators[name] = msgspec.structs.replace(operator, owners={}) if same else operator
+        return msgspec.structs.replace(view, operators=operators)
 
     def _write_history(self) -> None:
         self._recorded_s = time.monotonic()
@@ -198,16 +208,3 @@ class PolicyThread:
 
     def _write_policies(self) -> None:
         write_whole(self._directory / "policies.json", msgspec.json.encode(list(self._shown.values())))
-
-
-def _small(view: View) -> View:
-    """A view without the owners of slots: thousands of entries a second that hardly ever change."""
-    operators = {
-        name: msgspec.structs.replace(operator, owners={}) for name, operator in view.operators.items()
-    }
-    return msgspec.structs.replace(view, operators=operators)
-
-
-def policy_directory(storage: Path) -> Path:
-    """Where the driver of a deployment records its policies."""
-    return storage / "policy"
