@@ -30,6 +30,7 @@ from tiercel.core.messages import migration as moves
 from tiercel.core.messages import site_link as outboxes
 from tiercel.core.migration import phases
 from tiercel.runtime.net import replication_messages as replicas
+from tiercel.runtime.net import site_messages as sites
 from tiercel.sim.explore.mutants import DIRECTED, MUTANTS
 
 HERE = Path(__file__).resolve().parent
@@ -146,6 +147,11 @@ WAYS: dict[str, Way] = {
     "ReplicaBatch": ("process -> replica", "after the commit, each turn"),
     "ReplicaAck": ("replica -> process", NOW),
     "ReplicaPull": ("process -> replica", NOW),
+    # sites as applications
+    "LaunchInstance": ("controller -> agent of another site", "when a request needs it, again and again"),
+    "RetireInstance": ("controller -> agent of another site", "when its router has released it"),
+    "ManifestQuery": ("client or driver -> router", NOW),
+    "ManifestReply": ("router -> client or driver", NOW),
 }
 
 # -- rules ---------------------------------------------------------------------------------------
@@ -409,10 +415,10 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def messages_page() -> str:
-    groups = [clients, batches, instances, outboxes, moves, replicas]
+    groups = [clients, batches, instances, outboxes, moves, replicas, sites]
     known = {cls.__name__ for module in groups for cls in message_classes(module)}
     public = set(messages.__all__) - {"Message", "AnyNotice", "MoveOutcome"}
-    public |= {cls.__name__ for cls in message_classes(replicas)}
+    public |= {cls.__name__ for module in (replicas, sites) for cls in message_classes(module)}
     if not known == public == set(WAYS):
         odd = sorted((known | public | set(WAYS)) - (known & public & set(WAYS)))
         message = f"docs/generate.py and tiercel.core.messages do not agree on: {', '.join(odd)}"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tiercel.runtime.net.emulated_link import Link
     from tiercel.spark.api.clients import RowProducer as Producer
     from tiercel.spark.api.clients import RowSubscriber as Subscriber
+    from tiercel.spark.api.connect import connect
     from tiercel.spark.api.deployment import Live, start
     from tiercel.spark.api.drop_in import deployments, stop_all, transform_with_state
     from tiercel.spark.api.export_import import export_state
@@ -41,6 +42,7 @@ _HOMES = {
     "Settings": ("tiercel.core.settings", "Settings"),
     "Subscriber": ("tiercel.spark.api.clients", "RowSubscriber"),
     "UserError": ("tiercel.errors", "UserError"),
+    "connect": ("tiercel.spark.api.connect", "connect"),
     "deployments": ("tiercel.spark.api.drop_in", "deployments"),
     "export_state": ("tiercel.spark.api.export_import", "export_state"),
     "read_exported_state": ("tiercel.spark.state.external_state", "read_exported_state"),
@@ -64,6 +66,7 @@ __all__ = [
     "Settings",
     "Subscriber",
     "UserError",
+    "connect",
     "deployments",
     "export_state",
     "read_exported_state",

@@ -363,9 +363,9 @@ class Controller:
     # -- scaling -----------------------------------------------------------------------------
 
     def _scale_on(self, step: Step) -> None:
-        if self.sites_reported != set(self.topology.sites):
-            return
         for request in list(self.scales.values()):
+            if not self.sites_concerned(request) <= self.sites_reported:
+                continue
             missing = [i for i in request.instances if i not in self.running]
             for instance in missing:
                 step.effects.append(Launch(instance))
@@ -395,6 +395,16 @@ class Controller:
             step.delete(("scale", request.operator))
         for instance, number in sorted(self.retiring.items()):
             step.send(site_of(instance), m.Retirement(instance, number))
+
+    def sites_concerned(self, request: ScaleRequest) -> set[str]:
+        """The sites whose routers must have answered before the next step of a scaling.
+
+        A site that neither has keys of the operator nor is to have an instance may be silent.
+        """
+        owners = {route.instance for route in self.slots[request.operator].values()}
+        owners |= {route.instance for route in self.overrides[request.operator].values()}
+        first = self.topology.operators[request.operator].instances
+        return {site_of(instance) for instance in (*request.instances, *(owners or first))}
 
     # -- retirement --------------------------------------------------------------------------
 

@@ -109,6 +109,7 @@ class Manifest(msgspec.Struct, frozen=True):
     advertise: dict[str, str] = {}  # site -> the address of its router, if not where it listens
     driver: str = "127.0.0.1"  # the host of the driver, as Spark knows it
     links: dict[str, Link] = {}  # "a b" -> the emulated link between two sites
+    hosts: tuple[str, ...] = ()  # sites of this application; empty: all, no other application has any
     tls: TlsFiles | None = None  # for all connections; every machine has its files at these paths
     backup: BackupPlan | None = None
     local: str = ""  # where routers and instances store; empty: in this directory
@@ -116,6 +117,16 @@ class Manifest(msgspec.Struct, frozen=True):
     given: tuple[str, ...] = ()  # operators that have received all of their initial state
     state: dict[str, dict[str, VariableFacts]] = {}  # operator -> variable -> how it is stored
     format: int = FORMAT
+
+    @property
+    def sites_here(self) -> tuple[str, ...]:
+        """The sites whose processes this application runs."""
+        return self.hosts or tuple(self.topology.sites)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether the driver of this application runs the controller."""
+        return any(self.topology.sites[site] is None for site in self.sites_here)
 
     def address_of(self, process: str) -> str:
         """The address at which others reach a process of this machine."""
@@ -210,6 +221,18 @@ class DeploymentDir:
             raise UserError(
                 what, expected="a directory that the driver and every executor can write", hint=_STORAGE_HINT
             ) from error
+
+    def use_secret(self, secret: bytes) -> None:
+        """Store a secret that other applications of this deployment have too."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / "secret"
+        if not path.exists() or path.read_bytes() != secret:
+            draft = self.directory / f".secret.{os.getpid()}"
+            draft.unlink(missing_ok=True)
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secret)
+                force(file)
+            draft.replace(path)
 
     def _make_secret(self) -> None:
         """Create the secret atomically. An empty one is left of a driver that was killed meanwhile."""

@@ -62,7 +62,7 @@ def site_for(manifest: Manifest, stream: str, site: str) -> str:
         what = f"the stream {stream!r} takes no rows at site {site!r}"
         hint = "sites are named once, where a deployment starts"
         raise UserError(what, expected=f"one of: {', '.join(open_sites)}", hint=hint)
-    return site or open_sites[0]
+    return site or (manifest.hosts or open_sites)[0]
 
 
 def writable_hint(manifest: Manifest) -> str:

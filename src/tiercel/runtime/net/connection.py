@@ -16,6 +16,10 @@ Not responsible for: which peers to connect with (peers.py), the meaning of mess
 The proof covers the role, so an answer cannot be reflected. The secret itself is never sent. A listener that
 refuses a peer gives the reason in its answer, which is proven as well, and ends the connection. A process
 whose name a newer one has taken learns it this way, and does not connect again.
+
+A router also listens for the other processes of its site: an opening names the process that the dialler
+wants. If that is another one, the router relays the bytes to it (relay.py). The handshake is then between
+the two ends; the router proves nothing and reads nothing.
 """
 
 from __future__ import annotations
@@ -72,6 +76,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, tag=True):
     nonce: bytes
     incarnation: int
     site: str = ""  # where the process is, for an emulated link; empty: not known
+    to: str = ""  # the process that it wants to reach; empty: whoever listens
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -100,7 +105,17 @@ class ConnectionPhase(enum.Enum):
     NEW = "new"  # nothing was received
     PROVING = "proving"  # the listener has answered and waits for the dialler's proof
     OPEN = "open"  # both sides are proven
+    RELAYED = "relayed"  # another process of this site was dialled: its bytes pass through
     CLOSED = "closed"
+
+
+class Relay(Protocol):
+    """The way to another process of the site."""
+
+    def forward(self, data: bytes) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class ConnectionOwner(Protocol):
@@ -110,9 +125,11 @@ class ConnectionOwner(Protocol):
     secret: bytes
     incarnation: int  # grows with each start of this process
     site: str  # where this process is; empty: not known
+    relays: bool  # it passes connections on to other processes
 
     def shaper(self, connection: Connection, write: Callable[[bytes], object]) -> LinkShaper | None: ...
     def refusal(self, peer: str, incarnation: int) -> str: ...
+    def relay(self, connection: Connection, to: str, opening: bytes) -> Relay: ...
     def on_connection(self, connection: Connection) -> None: ...
     def on_failed(self, connection: Connection, failure: ProtocolViolation) -> None: ...
     def on_opened(self, connection: Connection) -> None: ...
@@ -121,7 +138,10 @@ class ConnectionOwner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """One TCP connection. `expected` names the peer that was dialled; None for the listening side."""
+    """One TCP connection. `expected` names the peer that was dialled; None for the listening side.
+
+    An empty `expected` accepts whoever listens, if it proves itself.
+    """
 
     def __init__(self, owner: ConnectionOwner, expected: str | None = None) -> None:
         self.peer = expected or ""
@@ -138,6 +158,7 @@ class Connection(asyncio.Protocol):
         self._peer_nonce = b""
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._relay: Relay | None = None
 
     # -- asyncio.Protocol ----------------------------------------------------------------------
 
@@ -151,9 +172,14 @@ class Connection(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S_MAX, self._on_handshake_timeout)
         if self._expected is not None:
             owner = self._owner
-            self._send_handshake(Opening(owner.name, self._nonce, owner.incarnation, owner.site))
+            self._send_handshake(
+                Opening(owner.name, self._nonce, owner.incarnation, owner.site, self._expected)
+            )
 
     def data_received(self, data: bytes) -> None:
+        if self._relay is not None:
+            self._relay.forward(data)
+            return
         self._frames.feed(data)
         try:
             while self.phase in (ConnectionPhase.NEW, ConnectionPhase.PROVING):
@@ -172,6 +198,8 @@ class Connection(asyncio.Protocol):
         self.phase = ConnectionPhase.CLOSED
         if self._shaper is not None:
             self._shaper.drop()
+        if self._relay is not None:
+            self._relay.close()
         if self._deadline is not None:
             self._deadline.cancel()
         if not self.closed.done():
@@ -187,6 +215,11 @@ class Connection(asyncio.Protocol):
             reason = f"no handshake: {error}"
             raise HandshakeFailed(reason) from error
         match received:
+            case Opening(to=to) if self._is_for_another(to):
+                self.peer, self.phase = received.name, ConnectionPhase.RELAYED
+                if self._deadline is not None:
+                    self._deadline.cancel()  # the process that it wants sets its own
+                self._relay = self._owner.relay(self, to, pack(body) + self._frames.rest())
             case Opening() if self._expected is None and self.phase is ConnectionPhase.NEW:
                 self.peer, self._peer_nonce, self.peer_incarnation = (
                     received.name,
@@ -206,7 +239,8 @@ class Connection(asyncio.Protocol):
                 if refusal:
                     raise HandshakeFailed(refusal)
             case Answer() if self._expected is not None:
-                if received.name != self._expected:
+                self.peer = self._expected or received.name
+                if received.name != self.peer:
                     reason = f"dialled {self._expected!r}, reached {received.name!r}"
                     raise HandshakeFailed(reason)
                 self._peer_nonce, self.peer_incarnation = received.nonce, received.incarnation
@@ -222,6 +256,11 @@ class Connection(asyncio.Protocol):
             case _:
                 reason = f"{type(received).__name__} is out of turn in phase {self.phase.value}"
                 raise HandshakeFailed(reason)
+
+    def _is_for_another(self, to: str) -> bool:
+        """Whether the dialler wants another process than the one that listens here."""
+        first = self._expected is None and self.phase is ConnectionPhase.NEW
+        return first and self._owner.relays and to not in ("", self._owner.name)
 
     def _proof(self, role: str) -> bytes:
         """The proof of a role: the dialler's facts come first, on both sides."""
@@ -252,6 +291,29 @@ class Connection(asyncio.Protocol):
     def _on_handshake_timeout(self) -> None:
         reason = f"no handshake within {HANDSHAKE_S_MAX:g} s"
         self.drop(HandshakeFailed(reason))
+
+    # -- relayed bytes -------------------------------------------------------------------------
+
+    def pass_on(self, data: bytes) -> None:
+        """Write bytes that the relayed process has sent."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self._relay is not None:
+            self._relay.pause()
+
+    def resume_writing(self) -> None:
+        if self._relay is not None:
+            self._relay.resume()
+
+    def pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     # -- messages ------------------------------------------------------------------------------
 

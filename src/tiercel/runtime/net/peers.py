@@ -30,9 +30,11 @@ from tiercel.runtime.net.connection import (
     ConnectionRefused,
     HandshakeFailed,
     Mistrusted,
+    Relay,
 )
 from tiercel.runtime.net.emulated_link import Links, LinkShaper, link_between
 from tiercel.runtime.net.registry import Address, Registry
+from tiercel.runtime.net.relay import RelayedProcess
 from tiercel.runtime.net.tls import TlsFiles
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ POLL_S = 0.25  # between checks which peers to dial, and whether this process mu
 RESTART_CHECK_S = 1.0  # between checks whether a silent peer has been started again
 CLOSE_S_MAX = 1.0  # for a peer to take what was already written to it
 MISTRUSTED_MAX = 3  # in a row; a single one may be another program at the old port of a restarted peer
+ON_DEMAND_S = 60.0  # for this long after the last message to it a peer on demand is dialled
 IN_HANDSHAKE_MAX = 128  # connections in their handshake; beyond it the oldest one is dropped
 
 
@@ -72,12 +75,14 @@ class Peers:
         on_refused: Callable[[str, HandshakeFailed], object] | None,
         site: str = "",
         links: Links | None = None,
+        relays: bool = False,
     ) -> None:
         self.name = name
         self.secret = secret
         self.incarnation = incarnation
         self.site = site
         self._links = links or {}
+        self.relays = relays
         self.connections: dict[str, Connection] = {}  # those whose handshake is complete
         self._host = host
         self._registry = registry
@@ -90,6 +95,9 @@ class Peers:
         self._in_handshake: dict[Connection, None] = {}  # in their handshake, oldest first
         self._servers = contextlib.ExitStack()
         self._dialling: asyncio.Task[None] | None = None
+        self._on_demand: dict[str, float] = {}  # peers of other applications -> until when they are dialled
+        self._demanded = asyncio.Event()
+        self._relayed: dict[Connection, asyncio.Task[None]] = {}
 
     # -- from start to end ----------------------------------------------------------------------------------
 
@@ -131,7 +139,7 @@ class Peers:
         if self._dialling is not None:
             self._dialling.cancel()
             await asyncio.gather(self._dialling, return_exceptions=True)
-        connections = [*self.connections.values(), *self._in_handshake]
+        connections = [*self.connections.values(), *self._in_handshake, *self._relayed]
         for connection in connections:
             connection.close()
         if connections:  # what was written leaves before the loop ends
@@ -147,16 +155,30 @@ class Peers:
             while True:
                 peers = set(dialling)  # as before, if the registry cannot be read
                 with contextlib.suppress(OSError):
-                    peers = set(dials() if callable(dials) else dials) - {self.name}
+                    peers = {*(dials() if callable(dials) else dials), *self._demanded_peers(loop.time())}
+                    peers -= {self.name}
                 for peer in dialling.keys() - peers:
                     dialling.pop(peer).cancel()
                 for peer in sorted(peers - dialling.keys()):
                     dialling[peer] = loop.create_task(self._keep_dialling(peer))
-                await asyncio.sleep(POLL_S)
+                self._demanded.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._demanded.wait(), POLL_S)
         finally:
             for task in dialling.values():
                 task.cancel()
             await asyncio.gather(*dialling.values(), return_exceptions=True)
+
+    def demand(self, peer: str) -> None:
+        """Dial a process of another application, because there is something for it."""
+        if self._registry.is_elsewhere(peer):
+            if peer not in self._on_demand:
+                self._demanded.set()
+            self._on_demand[peer] = asyncio.get_running_loop().time() + ON_DEMAND_S
+
+    def _demanded_peers(self, now_s: float) -> Iterable[str]:
+        self._on_demand = {peer: until_s for peer, until_s in self._on_demand.items() if until_s > now_s}
+        return self._on_demand
 
     async def _keep_dialling(self, peer: str) -> None:
         while True:
@@ -190,19 +212,18 @@ class Peers:
                 connection.abort()
 
     async def _dial(self, address: Address) -> Connection:
+        connection = Connection(self, address.name)
+        await self._open(address, lambda: connection)
+        return connection
+
+    async def _open(self, address: Address, protocol: Callable[[], asyncio.Protocol]) -> None:
         """Connect by Unix socket if it is reachable, else by TCP. Both begin with the handshake."""
         loop = asyncio.get_running_loop()
         if address.local and not self._client_options:
             with contextlib.suppress(OSError):  # another machine, or another user
-                return (
-                    await loop.create_unix_connection(lambda: Connection(self, address.name), address.local)
-                )[1]
-        where = (address.host, address.port)
-        return (
-            await loop.create_connection(
-                lambda: Connection(self, address.name), *where, **self._client_options
-            )
-        )[1]
+                await loop.create_unix_connection(protocol, address.local)
+                return
+        await loop.create_connection(protocol, address.host, address.port, **self._client_options)
 
     # -- callbacks of connections ------------------------------------------------------------------------
 
@@ -219,6 +240,14 @@ class Peers:
         if connection is not None and connection.peer_incarnation > incarnation:
             return f"a process that was started later has connected as {peer!r}"
         return ""
+
+    def relay(self, connection: Connection, to: str, opening: bytes) -> Relay:
+        """Pass the bytes of a connection on to another process."""
+        self._in_handshake.pop(connection, None)
+        relayed = RelayedProcess(connection, to, opening)
+        reaching = relayed.connect(self._registry.find(to), self._open)
+        self._relayed[connection] = asyncio.get_running_loop().create_task(reaching)
+        return relayed
 
     def on_connection(self, connection: Connection) -> None:
         self._in_handshake[connection] = None
@@ -263,6 +292,9 @@ class Peers:
 
     def on_closed(self, connection: Connection) -> None:
         self._in_handshake.pop(connection, None)
+        reaching = self._relayed.pop(connection, None)
+        if reaching is not None:
+            reaching.cancel()
         if self.connections.get(connection.peer) is connection:
             del self.connections[connection.peer]
             self._host.peer_disconnected(connection.peer)

@@ -7,11 +7,18 @@ Not responsible for: trust (connection.py proves who listens at an address), sta
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 import msgspec
+
+from tiercel.core.model.topology import site_of
+from tiercel.runtime.files import write_whole
+
+ELSEWHERE = "elsewhere.json"
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -48,7 +55,25 @@ class Registry:
         try:
             return msgspec.json.decode(self._path(name, "address").read_bytes(), type=Address)
         except (FileNotFoundError, msgspec.DecodeError):  # a power loss may leave the file empty
-            return None
+            site = self._elsewhere.get(site_of(name))
+            return None if site is None else Address(name, *site, pid=0, incarnation=0)
+
+    @functools.cached_property
+    def _elsewhere(self) -> dict[str, tuple[str, int]]:
+        """Site of another application -> host and port of its router, which relays to its instances."""
+        with contextlib.suppress(FileNotFoundError):
+            return msgspec.json.decode(
+                (self._directory / ELSEWHERE).read_bytes(), type=dict[str, tuple[str, int]]
+            )
+        return {}
+
+    def set_elsewhere(self, routers: Mapping[str, tuple[str, int]]) -> None:
+        """Store where the routers of other applications listen, for this start of the deployment."""
+        write_whole(self._directory / ELSEWHERE, msgspec.json.encode(routers))
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether a process belongs to another application."""
+        return site_of(name) in self._elsewhere
 
     def registered_since_ns(self, name: str) -> int:
         """When the process published its address, in ns by the clock of its machine; 0: it has not."""
@@ -139,3 +164,19 @@ class Registry:
 
     def _path(self, name: str, kind: str) -> Path:
         return self._directory / f"{quote(name, safe='')}.{kind}"
+
+
+class FixedAddress(Registry):
+    """For clients that know one address only: the router there relays to every process."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+
+    def find(self, name: str) -> Address | None:
+        return Address(name, self._host, self._port, pid=0, incarnation=0)
+
+    def names(self) -> list[str]:
+        return []
+
+    def is_elsewhere(self, name: str) -> bool:
+        return False

@@ -21,6 +21,7 @@ from tiercel.core import messages as m
 from tiercel.core.errors import ProtocolViolation
 from tiercel.core.model.log import Output
 from tiercel.runtime.net import replication_messages as replication
+from tiercel.runtime.net import site_messages as sites
 from tiercel.runtime.net.lazy_outputs import LazyOutputs, encoder
 
 LENGTH_BYTES = 4
@@ -28,7 +29,7 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024  # a chunk of state is at most 256 KiB and on
 
 MESSAGES: tuple[type[m.Message], ...] = tuple(
     kind
-    for module in (m, replication)
+    for module in (m, replication, sites)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, m.Message) and kind is not m.Message
 )
@@ -162,6 +163,12 @@ class Frames:
         body = bytes(self._buffer[LENGTH_BYTES:end])
         del self._buffer[:end]
         return body
+
+    def rest(self) -> bytes:
+        """Take out everything that has not been read."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
 
     def messages(self) -> list[m.Message]:
         """All whole frames, decoded."""

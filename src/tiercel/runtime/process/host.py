@@ -65,6 +65,7 @@ from tiercel.runtime.net.connection import HandshakeFailed
 from tiercel.runtime.net.emulated_link import Links
 from tiercel.runtime.net.peers import POLL_S, Peers
 from tiercel.runtime.net.registry import Address, Registry
+from tiercel.runtime.net.site_messages import ManifestQuery, ManifestReply
 from tiercel.runtime.net.tls import TlsFiles
 from tiercel.runtime.process.durability_gate import DurabilityGate, Storage
 from tiercel.runtime.process.machine import (
@@ -115,6 +116,7 @@ class HostConfig:
     # what its surroundings do for it
     on_launch: Callable[[str], object] | None = None
     on_retire: Callable[[str], object] | None = None
+    manifest: bytes = b""  # what it tells whoever asks what runs here; only routers do
     metrics: Path | None = None
     parent: int = 0  # the process whose end is the end of this one; 0: none
 
@@ -158,6 +160,7 @@ class Host:
             on_refused=config.on_refused,
             site=config.site,
             links=config.links,
+            relays=bool(config.manifest),
         )
         self._takeover: asyncio.Task[None] | None = None
         metrics = config.metrics
@@ -220,6 +223,9 @@ class Host:
             socket_path,
         )
         self._registry.publish(Address(*address, stage, attempt, task, executor, machine_here()))
+
+    def is_connected(self, peer: str) -> bool:
+        return peer in self._connections
 
     def is_registered(self) -> bool:
         """Whether others can find this process; clients do not listen."""
@@ -301,6 +307,9 @@ class Host:
                 self._replication.on_messages(peer, messages)
             except Exception as error:  # it may have failed to commit: we must not go on without that batch
                 self._fail(error)
+            return
+        if type(messages[0]) is ManifestQuery:  # a client asks only this
+            self.send_at_once(peer, ManifestReply(self.name, self._config.manifest))
             return
         self._waiting.extend([Received(peer, message) for message in messages])
         self._plan()
@@ -475,6 +484,7 @@ class Host:
 
     def _send(self, to: str, message: Message) -> None:
         if to not in self._connections or to in self._unseen:
+            self._peers.demand(to)
             return  # lost with the connection that the machine knows; it repeats what matters
         if self._gate is not None and self._gate.holds(to, message):
             return

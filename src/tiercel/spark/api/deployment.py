@@ -21,16 +21,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from tiercel.control.policies.policy import Decide
 from tiercel.core.errors import InvalidRequest
-from tiercel.core.model.topology import operator_of
+from tiercel.core.model.topology import operator_of, site_of
 from tiercel.core.settings import Settings
 from tiercel.errors import UserError
 from tiercel.runtime.client.event_loop_thread import Client
 from tiercel.runtime.config import DurabilityConfig, Listening, parse_sites
 from tiercel.runtime.deployment import DeploymentDir, DriverLock, Durability
+from tiercel.runtime.deployment_file import DeploymentFile
 from tiercel.runtime.net.emulated_link import Link
 from tiercel.runtime.net.tls import TlsOption
 from tiercel.spark.api.clients import end_client
@@ -53,6 +55,7 @@ from tiercel.spark.cluster.bootstrap import Deployer, DeploymentPlan, RunningDep
 from tiercel.spark.cluster.decommission import Handover
 from tiercel.spark.cluster.replica_placement import DURABILITIES, replica_plan
 from tiercel.spark.cluster.session import open_session
+from tiercel.spark.cluster.site_application import SiteApplication
 from tiercel.spark.cluster.task import Build, build_host
 from tiercel.spark.cluster.warm_workers import check_count
 from tiercel.spark.operators.processor_adapter import InputPlan
@@ -76,6 +79,8 @@ def start(
     replicas_at: Mapping[str, str] | None = None,
     warm_workers: int = 1,
     links: Mapping[str, Link] | None = None,
+    deployment: str | Path | None = None,
+    site: str = "",
 ) -> Live:
     """A deployment in this Spark application. Nothing runs before its first use. Use it in a `with`.
 
@@ -105,14 +110,51 @@ def start(
     `links` emulates links between sites: `{"edge-1 cloud": Link(latency_ms=40, jitter_ms=2, mbit=100)}`.
     Every connection between processes of these two sites is delayed and limited, in both directions. The
     controller is at the first site.
+
+    With `deployment`, a TOML file, and `site`, this application runs only that site. Every site runs the
+    same program in an application of its own, with a storage of its own. The file names the sites, their
+    addresses and the secret; the application of the root has the controller.
     """
     check_choice("durability", durability, DURABILITIES)
     check_count(warm_workers)
+    application = _application(deployment, site, sites, (bind, ports, advertise, tls), replicas_at)
     spark = spark or open_session("tiercel")
-    sites = parse_sites(sites)
-    listening = Listening.of(bind, ports, advertise, tls, sites, links)
+    if application is None:
+        sites = parse_sites(sites)
+        listening = Listening.of(bind, ports, advertise, tls, sites, links)
+    else:
+        sites, file = application.file.sites, application.file
+        host, port = file.listen[site]
+        listening = Listening.of(host, {site: port}, {site: file.reached[site][0]}, file.tls, sites, links)
     durability_config = DurabilityConfig.of(backup, local, durability, replicas_at, sites)
-    return Live(spark, sites, storage, durability, settings, listening, durability_config, warm_workers)
+    return Live(
+        *(spark, sites, storage, durability, settings, listening, durability_config, warm_workers),
+        application=application,
+    )
+
+
+def _application(
+    deployment: str | Path | None,
+    site: str,
+    sites: Sequence[str] | Mapping[str, str | None],
+    addresses: tuple[Any, ...],
+    replicas_at: Mapping[str, str] | None,
+) -> SiteApplication | None:
+    if deployment is None:
+        if site:
+            what = f"site={site!r} without deployment="
+            hint = "sites of one application: tiercel.start(spark, sites=[...])"
+            raise UserError(what, expected="the deployment file that names the site", hint=hint)
+        return None
+    given = {"sites": tuple(sites) != ("local",), "replicas_at": replicas_at is not None}
+    given["bind, ports, advertise or tls"] = addresses != ("127.0.0.1", None, None, None)
+    for what, is_named in given.items():
+        if is_named:
+            raise UserError(f"{what} beside deployment=", expected="one of them", hint="the file names it")
+    file = DeploymentFile.read(deployment)
+    if not site:
+        raise UserError("deployment= without site=", expected=f"one of: {', '.join(file.sites)}")
+    return SiteApplication(file, site)
 
 
 class Live:
@@ -128,7 +170,10 @@ class Live:
         listening: Listening,
         durability_config: DurabilityConfig | None = None,
         warm_workers: int = 1,
+        *,
+        application: SiteApplication | None = None,
     ) -> None:
+        self._application = application
         self.backend = backend_of(spark)  # refuses a session that is stopped
         self.spark = spark
         self.graph = Graph(sites)
@@ -273,7 +318,7 @@ class Live:
         try:
             self._running = deployer.start()
             for name, declared in self.graph.operators.items():
-                if declared.initial is not None:
+                if declared.initial is not None and not self._running.controller.is_agent:
                     codec = self.graph.streams[f"{name}.initial"].codec
                     give_initial_state(self.deployment, name, codec, declared.initial)
             for feed in self._feeds:
@@ -290,12 +335,14 @@ class Live:
         listening = self._listening.applied(self.spark.conf.get("spark.driver.host") or "", found)
         manifest = self.graph.manifest(self._settings, self._durability, listening, found)
         manifest = self._durability_config.applied(manifest, found)
+        if self._application is not None:
+            manifest = msgspec.structs.replace(manifest, hosts=(self._application.site,))
         instances = self.deployment.desired_instances() if found is not None else []
         for name, declared in self.graph.operators.items():
             if not any(operator_of(i) == name for i in instances):
-                instances += declared.operator.instances
+                instances += [i for i in declared.operator.instances if site_of(i) in manifest.sites_here]
         operators = {name: self.graph.plan_of(name) for name in self.graph.operators}
-        return DeploymentPlan(manifest, instances, operators, resumes=found is not None)
+        return DeploymentPlan(manifest, instances, operators, found is not None, self._application)
 
     def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame:
         reader = self.spark.readStream.format("tiercel").option("storage", str(self.deployment.directory))
@@ -398,6 +445,13 @@ class Live:
     def _requests(self) -> DeploymentRequests:
         """What users can ask of the deployment. Starts it, if it does not run yet."""
         running = self._started()
+        if running.controller.is_agent:
+            root = self.graph.root
+            raise UserError(
+                f"site {running.controller.name.partition('@')[2]!r} does not run the controller",
+                expected=f"requests in the application of the root site {root!r}",
+                hint="an application moves, scales and recovers nothing by itself",
+            )
         return DeploymentRequests(
             self.backend, self.graph, running.controller, running.supervisor, running.launch_and_wait
         )

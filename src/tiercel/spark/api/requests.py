@@ -124,7 +124,10 @@ class DeploymentRequests:
         here = sorted(i for i in running if site_of(i) == to)
         if not here:
             name = instance_name(operator, to, 1)
-            check_slots(self._backend, 1, running=running_processes(self._backend.application), reserved=0)
+            if not self._controller.is_elsewhere(name):
+                check_slots(
+                    self._backend, 1, running=running_processes(self._backend.application), reserved=0
+                )
             self._launch(name)
             return name
         by_slot, _ = self._controller.routes(operator)
@@ -153,7 +156,7 @@ class DeploymentRequests:
     def scale(self, operator: str, instances: Mapping[str, int], strategy: str) -> ScaleHandle:
         self._check_operator(operator)
         wanted = self._graph.instances(operator, instances)
-        new = [i for i in wanted if i not in self._supervisor.names]
+        new = [i for i in wanted if i not in self._supervisor.names and not self._controller.is_elsewhere(i)]
         check_slots(self._backend, len(new), running=running_processes(self._backend.application), reserved=1)
         incarnation = self._controller.incarnations
         self._controller.scale(ScaleRequest(operator, wanted, strategy))

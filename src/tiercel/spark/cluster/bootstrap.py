@@ -28,6 +28,7 @@ from tiercel.spark.cluster.liveness import LivenessMonitor
 from tiercel.spark.cluster.policy_thread import CarryOut, PolicyThread
 from tiercel.spark.cluster.preflight import probe
 from tiercel.spark.cluster.replica_placement import replica_names, start_replicas
+from tiercel.spark.cluster.site_application import SiteApplication
 from tiercel.spark.cluster.supervisor import Supervisor, running_processes
 from tiercel.spark.cluster.task import Build, build_host
 from tiercel.spark.cluster.task_slots import RESERVED_SLOTS, check_slots
@@ -47,6 +48,7 @@ class DeploymentPlan(NamedTuple):
     instances: list[str]  # that should run
     operators: Mapping[str, OperatorPlan]  # what the instances of each operator run
     resumes: bool  # the directory holds this deployment already
+    application: SiteApplication | None = None  # this application is one site of the deployment
 
 
 class InstanceLauncher:
@@ -94,6 +96,9 @@ class RunningDeployment:
 
     def launch_and_wait(self, instance: str) -> None:
         """Start an instance; returns when it is attached to its router."""
+        if self.controller.is_elsewhere(instance):
+            self.controller.launch_elsewhere(instance, ATTACH_S_MAX)
+            return
         self.launcher.launch(instance)
         self.supervisor.wait(instance)
         wait_attached(self._deployment, self.supervisor, self.controller, [instance])
@@ -140,7 +145,7 @@ class Deployer:
     def prepare(self) -> None:
         """Refuse what cannot work, then write the manifest. Nothing runs yet."""
         manifest, instances = self._plan.manifest, self._plan.instances
-        new = len(manifest.topology.sites) + len(instances) + len(replica_names(manifest))
+        new = len(manifest.sites_here) + len(instances) + len(replica_names(manifest))
         # A deployment that has grown to the last slot can be started again there.
         reserved = 0 if self._plan.resumes else RESERVED_SLOTS
         running = running_processes(self._backend.application)
@@ -150,6 +155,8 @@ class Deployer:
             try_upgrade(self._deployment, operator, plan.state, of_operator)
         probe(self._backend.spark, self._deployment.directory)
         write_backup_manifest(manifest)
+        if self._plan.application is not None:
+            self._plan.application.join(self._deployment, manifest)
         self._deployment.write(manifest)
         self._deployment.set_desired_instances(instances)
 
@@ -161,20 +168,22 @@ class Deployer:
             ending.callback(supervisor.end)
             supervisor.stop_leftovers()
             deployment.registry.clear()
-            others = len(manifest.topology.sites) + len(instances)
+            sites = manifest.sites_here
+            others = len(sites) + len(instances)
             start_replicas(self._backend, deployment, manifest, supervisor, others)
-            for site in manifest.topology.sites:
+            for site in sites:
                 supervisor.start(site)
             for instance in instances:
                 supervisor.start(instance, self._plan.operators[operator_of(instance)])
-            for name in [*manifest.topology.sites, *instances]:
+            for name in [*sites, *instances]:
                 supervisor.wait(name)
             launcher = InstanceLauncher(deployment, supervisor, self._plan.operators)
             controller = ControllerThread(deployment, launcher.launch, launcher.retire)
             ending.callback(controller.end)
             wait_attached(deployment, supervisor, controller, instances)
             watcher = DecommissionWatcher(
-                self._backend, deployment, manifest.topology, supervisor, controller
+                *(self._backend, deployment, manifest.topology, supervisor, controller),
+                watches=manifest.is_root,
             )
             ending.callback(watcher.end)
             apart = manifest.replicas is not None and manifest.replicas.apart

@@ -24,13 +24,14 @@ from tiercel.control.controller import Controller, RecoveryRequest, ScaleRequest
 from tiercel.control.plans import Plan
 from tiercel.core import messages as m
 from tiercel.core.errors import InvalidRequest
-from tiercel.core.machine.effects import Effect
+from tiercel.core.machine.effects import Effect, Launch, Retire
 from tiercel.core.machine.events import Event, Received
 from tiercel.core.model.keys import Key
 from tiercel.core.model.routing import Route
-from tiercel.core.model.topology import operator_of
+from tiercel.core.model.topology import operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir
+from tiercel.runtime.net.site_messages import LaunchInstance, RetireInstance
 from tiercel.runtime.process.host import Host, HostConfig
 from tiercel.runtime.recovery.recover import open_storage
 from tiercel.spark.cluster.waiting import wait_until
@@ -74,11 +75,18 @@ class RecordingController(Controller):
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
         if isinstance(event, Received):
-            if isinstance(event.message, m.MoveStatus):
-                self._record(event.message)
-            elif isinstance(event.message, m.StatusReply):
-                for status in event.message.statuses:
+            match event.message:
+                case m.MoveStatus() as status:
                     self._record(status)
+                case m.StatusReply(statuses=statuses):
+                    for status in statuses:
+                        self._record(status)
+                case LaunchInstance(instance=instance):
+                    return [Launch(instance)]
+                case RetireInstance(instance=instance):
+                    return [Retire(instance)]
+                case _:
+                    pass
         return super().on_event(event, now_ms)
 
     def _record(self, status: m.MoveStatus) -> None:
@@ -87,8 +95,18 @@ class RecordingController(Controller):
             story.append(PhaseTime(status.phase, time.monotonic(), status.keys, status.size_bytes))
 
 
+def agent_of(site: str) -> str:
+    """The name of the agent of a site: its driver, where another application has the controller."""
+    return f"agent@{site}"
+
+
 class ControllerThread:
-    """A thread that runs the controller and restarts it when it fails."""
+    """A thread that runs the controller and restarts it when it fails.
+
+    In an application whose site is not the root it runs the agent of the site instead: the same machine,
+    which no user asks for anything. It knows its own router, and starts and ends instances as the
+    controller asks.
+    """
 
     def __init__(
         self,
@@ -98,7 +116,11 @@ class ControllerThread:
     ) -> None:
         self._deployment, self._hooks = deployment, (on_launch, on_retire)
         self._registry = deployment.registry
-        self._topology = deployment.manifest().topology
+        manifest = deployment.manifest()
+        self._topology = manifest.topology
+        self._sites_here = manifest.sites_here
+        self.is_agent = not manifest.is_root
+        self.name = agent_of(self._sites_here[0]) if self.is_agent else NAME
         self._stories: dict[str, list[PhaseTime]] = {}
         self._ending = threading.Event()
         self._failure = ""  # why the controller does not run
@@ -113,27 +135,63 @@ class ControllerThread:
     def _open(self) -> None:
         """Open the storage and make a controller from it. It asks the routers for the rest."""
         manifest = self._deployment.manifest()
-        on_launch, on_retire = self._hooks
-        storage = open_storage(self._deployment.process(NAME), manifest, NAME, TABLES)
+        storage = open_storage(self._deployment.process(self.name), manifest, self.name, TABLES)
         self._controller = RecordingController(manifest.topology, manifest.settings, storage.store.items())
         self._controller.stories = self._stories
         self.incarnations += 1
+        elsewhere = [site for site in manifest.topology.sites if site not in self._sites_here]
+        peers = [*manifest.topology.sites, *map(agent_of, elsewhere)]
         self._host = Host(
-            NAME,
+            self.name,
             self._controller,
             HostConfig.of(
                 self._deployment,
-                dials=list(manifest.topology.sites),
+                dials=list(self._sites_here) if self.is_agent else peers,
                 bind=manifest.bind,
-                advertise=manifest.address_of(NAME),
+                advertise=manifest.address_of(self.name),
                 tls=manifest.tls,
-                site=next(iter(manifest.topology.sites)),
+                site=self._sites_here[0],
                 links=manifest.links,
-                on_launch=on_launch,
-                on_retire=on_retire,
+                on_launch=self._on_launch,
+                on_retire=self._on_retire,
                 storage=storage,
             ),
         )
+
+    def is_elsewhere(self, instance: str) -> bool:
+        """Whether an instance is to run in another application."""
+        return site_of(instance) not in self._sites_here
+
+    def _on_launch(self, instance: str) -> None:
+        if self.is_elsewhere(instance):
+            self._host.send_at_once(agent_of(site_of(instance)), LaunchInstance(instance))
+        else:
+            self._hooks[0](instance)
+
+    def _on_retire(self, instance: str) -> None:
+        if self.is_elsewhere(instance):
+            self._host.send_at_once(agent_of(site_of(instance)), RetireInstance(instance))
+        else:
+            self._hooks[1](instance)
+
+    def launch_elsewhere(self, instance: str, limit_s: float) -> None:
+        """Have the agent of another site start an instance; returns when its router reports it."""
+        asked_s = -ASK_AGAIN_S
+
+        def attached() -> bool:
+            nonlocal asked_s
+            if time.monotonic() - asked_s > ASK_AGAIN_S:
+                asked_s = time.monotonic()
+                self._ask(lambda controller, now: (None, [Launch(instance)]))
+                self.refresh()
+            return instance in self.running()
+
+        def failure() -> UserError:
+            what = f"{instance} did not start within {limit_s:g} s"
+            hint = f"does the application of site {site_of(instance)!r} run, and is it reached?"
+            return UserError(what, expected="an answer of that site", hint=hint)
+
+        wait_until(attached, limit_s, failure)
 
     def _run(self) -> None:
         """Runs the controller until the deployment ends. It fails, for example, when the disk is full."""
@@ -171,7 +229,7 @@ class ControllerThread:
             with contextlib.suppress(RuntimeError):  # it is between two incarnations
                 self._loop.call_soon_threadsafe(self._host.end, "the deployment ends")
             self._thread.join(10.0)
-        self._registry.deregister(NAME)
+        self._registry.deregister(self.name)
         atexit.unregister(self.end)
 
     # -- asking --------------------------------------------------------------------------------
@@ -260,7 +318,10 @@ class ControllerThread:
         return set(self._controller.running)
 
     def refresh(self) -> None:
-        """Ask every router for its tables, and wait for the answers."""
+        """Ask every router for its tables, and wait for the answers.
+
+        The router of another application is waited for only while it is connected.
+        """
         first, asked_s = 0, -ASK_AGAIN_S
         silent: list[str] = []
 
@@ -271,6 +332,7 @@ class ControllerThread:
                 first, asked_s = first or question, time.monotonic()
             answered = dict(self._controller.answered)
             silent = [site for site in self._topology.sites if answered.get(site, 0) < first]
+            silent = [site for site in silent if site in self._sites_here or self._host.is_connected(site)]
             return not silent
 
         def failure() -> UserError:

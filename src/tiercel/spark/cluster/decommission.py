@@ -78,6 +78,8 @@ class DecommissionWatcher:
         topology: Topology,
         supervisor: Supervisor,
         controller: ControllerThread,
+        *,
+        watches: bool = True,
     ) -> None:
         self._backend, self._deployment, self._topology = backend, deployment, topology
         self._supervisor, self._controller = supervisor, controller
@@ -87,7 +89,7 @@ class DecommissionWatcher:
         self._deferred: dict[str, ScaleRequest] = {}  # operator -> the request that waits for room
         self._ending = threading.Event()
         self._thread = backend.thread(self._run, "tiercel-executors")
-        if backend.decommissions:
+        if watches and backend.decommissions:
             self._thread.start()
 
     def end(self) -> None:

@@ -43,7 +43,7 @@ def replica_plan(backend: Backend, durability: Durability) -> ReplicaPlan | None
 
 def replica_names(manifest: Manifest) -> list[str]:
     """The replicas of all sites, each once. A site may host replicas of others, or none at all."""
-    names = [name for site in manifest.topology.sites for name in replicas_of(manifest, site)]
+    names = [name for site in manifest.sites_here for name in replicas_of(manifest, site)]
     return list(dict.fromkeys(names))
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import uvloop
 from pyspark import TaskContext
 
@@ -117,6 +118,7 @@ def build_host(
             tls=manifest.tls,
             site=name if plan is None else site_of(name),
             links=manifest.links,
+            manifest=msgspec.json.encode(manifest) if plan is None else b"",
             metrics=deployment.metrics,
             load_share=shares.load,
             parent=os.getppid(),

@@ -1,0 +1,78 @@
+"""The program of one site, run in a process of its own: it obeys JSON lines on its standard input.
+
+python site_program.py FILE SITE STORAGE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+import tiercel
+
+INPUT = "car string, n long"
+OUTPUT = "car string, n long, total long"
+SITES = ("cloud", "edge")
+INSTANCES = {"cloud": 1, "edge": 1}
+
+
+class Sums(StatefulProcessor):
+    """Adds up the numbers of a car."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState("total", "total long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        (total,) = self.total.get() or (0,)
+        for row in rows:
+            total += row.n
+            yield Row(car=key[0], n=row.n, total=total)
+        self.total.update((total,))
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def declare(live: tiercel.Live, output: str = OUTPUT) -> tiercel.LiveStream:
+    cars = live.stream("cars", INPUT, key="car")
+    return cars.transform_with_state(Sums(), output, name="sums", instances=INSTANCES)
+
+
+def answer(live: tiercel.Live, command: dict[str, Any]) -> Any:
+    match command:
+        case {"do": "move", "keys": keys, "to": to, "strategy": strategy}:
+            return [str(r) for r in live.move("sums", keys=keys, to=to, strategy=strategy).wait(60.0)]
+        case {"do": "scale", "instances": instances}:
+            return live.scale("sums", instances).wait()
+        case {"do": "owners", "keys": keys}:
+            return live.owners("sums", keys)
+        case {"do": "status"}:
+            return live.status().as_dict()
+    raise ValueError(command)
+
+
+def main(file: str, site: str, storage: str) -> None:
+    spark = tiercel.session(f"site-{site}", slots=6)
+    with tiercel.start(spark, deployment=file, site=site, storage=storage) as live:
+        declare(live)
+        live.deploy()
+        print(json.dumps("deployed"), flush=True)
+        for line in sys.stdin:
+            try:
+                said = answer(live, json.loads(line))
+            except tiercel.UserError as error:
+                said = {"error": str(error)}
+            print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except tiercel.UserError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        sys.exit(1)

@@ -1,0 +1,237 @@
+"""Two sites, two Spark applications: keys move between them, a killed one comes back, strangers stay out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from oracle import until
+from site_program import SITES
+
+import tiercel
+from tiercel.runtime.remote import differences
+from tiercel.spark.api.connect import RemoteClients
+
+PROGRAM = Path(__file__).with_name("site_program.py")
+CARS = [f"car-{n}" for n in range(20)]
+
+
+class Site:
+    """The Spark application of one site, in a process of its own."""
+
+    def __init__(self, file: Path, name: str) -> None:
+        self.name = name
+        self._log = file.with_name(f"{name}.log").open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(file), name, str(file.with_name(name))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,  # its JVM and workers end with it
+        )
+
+    def read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"site {self.name} has ended: {Path(self._log.name).read_text(errors='replace')[-3000:]}"
+        return json.loads(line)
+
+    def ask(self, **command: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self.read()
+
+    def move(self, keys: list[str], to: str, strategy: str) -> None:
+        found = self.ask(do="move", keys=keys, to=to, strategy=strategy)
+        assert isinstance(found, list), found
+        assert all(" done after " in report for report in found), found
+
+    def kill(self) -> None:
+        """Kill -9 of the driver with its JVM and all workers."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._close()
+
+    def end(self) -> None:
+        """Its standard input ends, and so does the program. One that has failed has ended already."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(60)
+        if self._process.poll() is None:
+            self.kill()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        with self._process:  # closes its pipes
+            self._log.close()
+
+
+def free_ports(count: int) -> list[int]:
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("sites")
+    (directory / "secret").write_bytes(secrets.token_bytes(32))
+    cloud, edge = free_ports(2)
+    path = directory / "cars.toml"
+    path.write_text(
+        f"""
+        name = "cars"
+        secret_file = "secret"
+        [sites.cloud]
+        listen = "127.0.0.1:{cloud}"
+        [sites.edge]
+        parent = "cloud"
+        listen = "127.0.0.1:{edge}"
+        """,
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def sites(file: Path) -> Iterator[dict[str, Site]]:
+    started = {name: Site(file, name) for name in SITES}
+    try:
+        for site in started.values():
+            assert site.read() == "deployed"
+        yield started
+    finally:
+        for site in started.values():
+            site.end()
+
+
+def connected(file: Path, site: str) -> RemoteClients:
+    return tiercel.connect(address_of(file, site), secret=file.with_name("secret"))
+
+
+def address_of(file: Path, site: str) -> str:
+    address: str = tomllib.loads(file.read_text(encoding="utf-8"))["sites"][site]["listen"]
+    return address
+
+
+class Traffic:
+    """Rows of all cars into one site, and the outputs as another site gives them."""
+
+    def __init__(self, file: Path, enters: str, leaves: str, name: str) -> None:
+        self.producer = connected(file, enters).producer("cars", name=name)
+        self.subscriber = connected(file, leaves).subscribe("sums.out", after=0)
+        self.sent = 0
+        self.found: dict[str, list[tuple[int, int]]] = {car: [] for car in CARS}
+
+    def send(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.sent += 1
+            self.producer.send_many([(car, self.sent) for car in CARS])
+
+    def check(self) -> None:
+        """Each car has each number once, in order, with the sum of all before it."""
+        wanted = [(n, n * (n + 1) // 2) for n in range(1, self.sent + 1)]
+
+        def complete() -> bool:
+            for received in self.subscriber.poll(0.2):
+                self.found[received.row.car].append((received.row.n, received.row.total))
+            return all(len(rows) >= len(wanted) for rows in self.found.values())
+
+        until(complete, lambda: f"outputs: { {car: len(rows) for car, rows in self.found.items()} }")
+        assert all(rows == wanted for rows in self.found.values())
+
+    def close(self) -> None:
+        self.producer.close()
+        self.subscriber.close()
+
+
+def test_keys_move_between_applications_and_a_killed_application_comes_back(
+    sites: dict[str, Site], file: Path
+) -> None:
+    cloud = sites["cloud"]
+    traffic = Traffic(file, enters="edge", leaves="edge", name="gateway")
+    try:
+        traffic.send(20)
+        cloud.move(CARS, "edge", "live")
+        traffic.send(20)
+        cloud.move(CARS, "cloud", "pause")
+        traffic.send(20)
+        cloud.move(CARS[:10], "edge", "live")
+        traffic.send(20)
+        traffic.check()
+        owners = cloud.ask(do="owners", keys=CARS)
+        assert owners == {car: f"sums@{'edge' if car in CARS[:10] else 'cloud'}#1" for car in CARS}
+
+        sites["edge"].kill()
+        assert cloud.ask(do="owners", keys=CARS) == owners, "a silent site blocks no question elsewhere"
+        sites["edge"] = Site(file, "edge")
+        traffic.send(20)  # the producer connects again by itself
+        assert sites["edge"].read() == "deployed"
+        traffic.check()
+        cloud.ask(do="scale", instances={"cloud": 1, "edge": 2})
+        traffic.send(20)
+        traffic.check()
+        assert "sums@edge#2" in cloud.ask(do="owners", keys=CARS).values()
+    finally:
+        traffic.close()
+    refused = sites["edge"].ask(do="move", keys=CARS, to="cloud", strategy="live")
+    assert "requests in the application of the root site 'cloud'" in refused["error"]
+
+
+@pytest.mark.usefixtures("sites")
+def test_client_with_another_secret_or_a_wrong_address_is_told_so(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"x" * 32)
+    address = address_of(file, "edge")
+    with pytest.raises(tiercel.UserError, match="has another secret"):
+        tiercel.connect(address, secret=tmp_path / "other")
+    [closed] = free_ports(1)
+    with pytest.raises(tiercel.UserError, match="no router of a deployment answers"):
+        tiercel.connect(f"127.0.0.1:{closed}", secret=file.with_name("secret"), timeout_s=0.3)
+    with pytest.raises(tiercel.UserError, match='expected: "host:port"'):
+        tiercel.connect("127.0.0.1", secret=file.with_name("secret"))
+
+
+@pytest.mark.usefixtures("sites")
+def test_a_second_application_of_a_site_or_another_program_is_refused(file: Path) -> None:
+    again = Site(file, "edge")
+    assert "is in use by the driver" in again.read()["error"]
+    again.end()
+    declared = connected(file, "cloud").deployment.manifest()
+    assert differences(declared, declared) == []
+    other = msgspec.structs.replace(
+        declared,
+        streams={name: facts for name, facts in declared.streams.items() if name != "cars/dead"},
+        settings=msgspec.structs.replace(declared.settings, tick_ms=declared.settings.tick_ms + 1),
+    )
+    found = "; ".join(differences(other, declared))
+    assert "stream 'cars/dead' is declared there only" in found
+    assert f"setting tick_ms: {declared.settings.tick_ms + 1} here" in found
+
+
+def test_a_deployment_file_goes_with_a_site_and_not_with_other_addresses(file: Path) -> None:
+    with pytest.raises(tiercel.UserError, match="without deployment="):
+        tiercel.start(site="edge")
+    with pytest.raises(tiercel.UserError, match="expected: one of: cloud, edge"):
+        tiercel.start(deployment=file)
+    with pytest.raises(tiercel.UserError, match="site 'edge-7' is not in the deployment file"):
+        tiercel.start(deployment=file, site="edge-7")
+    with pytest.raises(tiercel.UserError, match="bind, ports, advertise or tls beside deployment="):
+        tiercel.start(deployment=file, site="edge", bind="0.0.0.0")
