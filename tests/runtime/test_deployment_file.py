@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.errors import UserError
-from tiercel.runtime.deployment_file import DeploymentFile
+from tiercel.runtime.sites.deployment_file import DeploymentFile
 
 FILE = """
 name = "traffic"

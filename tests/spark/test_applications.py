@@ -21,7 +21,7 @@ from oracle import until
 from site_program import SITES
 
 import tiercel
-from tiercel.runtime.remote import differences
+from tiercel.runtime.sites.remote import differences
 from tiercel.spark.api.connect import RemoteClients
 
 PROGRAM = Path(__file__).with_name("site_program.py")

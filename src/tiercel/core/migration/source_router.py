@@ -131,7 +131,7 @@ class OutgoingMove:
     def is_at_source(self, key: Key) -> bool:
         """Whether the source has a key of this move: a key that left earlier is at the destination already.
 
-        The log may hold rows of such a key that a source which lags has not passed; its earlier move has them.
+        The log may hold rows of such a key that a slow source has not passed; its earlier move has them.
         """
         override = self.inbox.table.overrides.get(key)
         return self.takes_along(key) and (override is None or override.instance == self.source)

@@ -1,7 +1,7 @@
 """Clients for a deployment that is reached over the network: `tiercel.connect`.
 
 Responsible for: producers and subscribers from an address and a secret, without a storage directory or Spark.
-Not responsible for: the clients themselves (clients.py), the address of a site (runtime/deployment_file.py).
+Not responsible for: the clients themselves (clients.py), addresses of sites (runtime/sites/).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 
 from tiercel.errors import UserError
-from tiercel.runtime.deployment_file import parse_endpoint, read_secret
 from tiercel.runtime.net.tls import TlsOption, parse_tls
-from tiercel.runtime.remote import ASK_S_MAX, RemoteDeployment
+from tiercel.runtime.sites.deployment_file import parse_endpoint, read_secret
+from tiercel.runtime.sites.remote import ASK_S_MAX, RemoteDeployment
 from tiercel.spark.api.clients import RowProducer, RowSubscriber
 
 

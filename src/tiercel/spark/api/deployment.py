@@ -32,9 +32,10 @@ from tiercel.errors import UserError
 from tiercel.runtime.client.event_loop_thread import Client
 from tiercel.runtime.config import DurabilityConfig, Listening, parse_sites
 from tiercel.runtime.deployment import DeploymentDir, DriverLock, Durability
-from tiercel.runtime.deployment_file import DeploymentFile
 from tiercel.runtime.net.emulated_link import Link
 from tiercel.runtime.net.tls import TlsOption
+from tiercel.runtime.sites.deployment_file import DeploymentFile
+from tiercel.runtime.sites.site_application import SiteApplication
 from tiercel.spark.api.clients import end_client
 from tiercel.spark.api.feeds import Feed, check_feed_name, start_feed
 from tiercel.spark.api.graph import (
@@ -55,7 +56,6 @@ from tiercel.spark.cluster.bootstrap import Deployer, DeploymentPlan, RunningDep
 from tiercel.spark.cluster.decommission import Handover
 from tiercel.spark.cluster.replica_placement import DURABILITIES, replica_plan
 from tiercel.spark.cluster.session import open_session
-from tiercel.spark.cluster.site_application import SiteApplication
 from tiercel.spark.cluster.task import Build, build_host
 from tiercel.spark.cluster.warm_workers import check_count
 from tiercel.spark.operators.processor_adapter import InputPlan

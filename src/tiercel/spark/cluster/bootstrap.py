@@ -20,6 +20,7 @@ from tiercel.core.model.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.backup.deployment_backup import write_backup_manifest
 from tiercel.runtime.deployment import DeploymentDir, Manifest
+from tiercel.runtime.sites.site_application import SiteApplication
 from tiercel.runtime.storage.incarnations import IncarnationClaims
 from tiercel.spark.cluster.backend import Backend
 from tiercel.spark.cluster.controller_thread import ControllerThread
@@ -28,7 +29,6 @@ from tiercel.spark.cluster.liveness import LivenessMonitor
 from tiercel.spark.cluster.policy_thread import CarryOut, PolicyThread
 from tiercel.spark.cluster.preflight import probe
 from tiercel.spark.cluster.replica_placement import replica_names, start_replicas
-from tiercel.spark.cluster.site_application import SiteApplication
 from tiercel.spark.cluster.supervisor import Supervisor, running_processes
 from tiercel.spark.cluster.task import Build, build_host
 from tiercel.spark.cluster.task_slots import RESERVED_SLOTS, check_slots

@@ -20,12 +20,12 @@ from tiercel.core.machine.effects import Effect, Send
 from tiercel.core.machine.events import Connected, Event, Received
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir, Manifest
-from tiercel.runtime.deployment_file import Endpoint
 from tiercel.runtime.net.connection import HandshakeFailed, Mistrusted
 from tiercel.runtime.net.registry import FixedAddress
 from tiercel.runtime.net.site_messages import ManifestQuery, ManifestReply
 from tiercel.runtime.net.tls import TlsFiles
 from tiercel.runtime.process.host import Host, HostConfig
+from tiercel.runtime.sites.deployment_file import Endpoint
 
 ASK_S_MAX = 10.0
 

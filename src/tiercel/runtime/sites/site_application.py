@@ -2,7 +2,7 @@
 
 Responsible for: what this application takes from the deployment file; comparing its program with that of the
     site above it when it joins.
-Not responsible for: the file itself (runtime/deployment_file.py), messages between sites (core/, net/).
+Not responsible for: the file itself (runtime/sites/deployment_file.py), messages between sites (core/, net/).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir, Manifest
-from tiercel.runtime.deployment_file import DeploymentFile
-from tiercel.runtime.remote import ask, differences
+from tiercel.runtime.sites.deployment_file import DeploymentFile
+from tiercel.runtime.sites.remote import ask, differences
 
 log = logging.getLogger(__name__)
 
