@@ -104,6 +104,10 @@ class Load:
         self._next_tick_ns = monotonic_ns() + TICK_NS
         return self._next_tick_ns
 
+    def change_rate(self, rate: int) -> None:
+        """From the next tick on, send `rate` tuples a second."""
+        self._rate = rate
+
     def focus(self, keys: int) -> None:
         """From now on only the first keys get tuples."""
         self.in_use, self._next_key = min(keys, len(self.keys)), 0

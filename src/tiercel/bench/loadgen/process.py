@@ -103,6 +103,10 @@ class LoadProcess(ChildProcess):
     def start(self, rate: int, probes: Sequence[int]) -> None:
         self.ask("start", rate=rate, probes=list(probes))
 
+    def change_rate(self, rate: int) -> None:
+        """Continue the open loop with another rate."""
+        self.ask("rate", rate=rate)
+
     def stop(self, inputs: Path, outputs: Path) -> Answer:
         """End the load, wait for what is under way, keep the record."""
         return self.ask("stop", inputs=str(inputs), outputs=str(outputs))
@@ -164,6 +168,9 @@ class LoadServer:
             case {"do": "start", "rate": rate, "probes": probes}:
                 load.record = Record()
                 self._start(rate, probes)
+                return {}
+            case {"do": "rate", "rate": rate}:
+                load.change_rate(rate)
                 return {}
             case {"do": "stop", "inputs": inputs, "outputs": outputs}:
                 self._stop()

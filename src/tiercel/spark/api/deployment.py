@@ -401,6 +401,7 @@ class Live:
         min: int | Mapping[str, int] = 1,
         max: int | Mapping[str, int] = 8,
         spares: int | Mapping[str, int] = 0,
+        strategy: str = "live",
         **options: Any,
     ) -> None:
         """Let a policy choose the number of instances of an operator, by its load, once a second.
@@ -411,7 +412,7 @@ class Live:
         limits: `cool_down_s`, `scale_in_after_s`, `changes_per_hour_max`, `quiet=["22:00-06:00"]`, `pins`,
         `dry_run` and others. `live.policies()` says what was decided and why.
         """
-        self._policies().autoscale(operator, policy, min, max, spares, options)
+        self._policies().autoscale(operator, policy, min, max, spares, strategy, options)
 
     def offload(
         self, operator: str, *, cost: float, home: str = "", edges: Sequence[str] = (), **options: Any

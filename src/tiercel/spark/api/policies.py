@@ -19,10 +19,11 @@ from tiercel.control.policies.policy import Decide
 from tiercel.control.proposals import Decision, MoveLoad, Replace, Resize, Spread
 from tiercel.control.view import OperatorView, View
 from tiercel.core.errors import InvalidRequest
+from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.keys import Key, KeySet
 from tiercel.core.model.routing import slot_of
 from tiercel.errors import UserError
-from tiercel.spark.api.graph import Graph, check_whole
+from tiercel.spark.api.graph import Graph, check_choice, check_whole
 from tiercel.spark.api.requests import DeploymentRequests
 from tiercel.spark.cluster.bootstrap import RunningDeployment
 from tiercel.spark.cluster.controller_thread import ControllerThread
@@ -39,6 +40,7 @@ class DeploymentPolicies:
     def __init__(self, graph: Graph, running: RunningDeployment, requests: DeploymentRequests) -> None:
         self._graph, self._requests = graph, requests
         self._controller: ControllerThread = running.controller
+        self._strategies: dict[str, str] = {}  # operator -> how its keys move
         self.thread: PolicyThread = running.start_policies(self._carry_out)
 
     def autoscale(
@@ -48,6 +50,7 @@ class DeploymentPolicies:
         least: int | Mapping[str, int],
         most: int | Mapping[str, int],
         spares: int | Mapping[str, int],
+        strategy: str,
         given: Mapping[str, Any],
     ) -> None:
         self._graph.check_operator(operator)
@@ -59,7 +62,9 @@ class DeploymentPolicies:
             check_whole(f"spares at {site!r}", count, 0)
         for site in {*limits.instances_min, *limits.instances_max} - {"*"}:
             self._graph.check_site(site)
+        check_choice("strategy", strategy, tuple(STRATEGIES))
         decide = self._decide_of(policy, operator, options)
+        self._strategies[operator] = strategy
         for site, count in counts.items():
             self.thread.keep_spares(operator, site, count)
         shown = {"operator": operator, "policy": name.partition(": ")[2], "options": options}
@@ -149,9 +154,10 @@ class DeploymentPolicies:
             {key: rate for key, rate in operator.key_rates().items() if key in operator.isolated},
             {i.name: i.capacity for i in operator.instances if i.capacity is not None},
         )
+        strategy = self._strategies.get(operator.name, "live")
         measured = load if operator.arrivals > 0 else None
         spares = tuple(name for name in operator.spares if name not in instances)
-        self._controller.scale(ScaleRequest(operator.name, instances, load=measured, spares=spares))
+        self._controller.scale(ScaleRequest(operator.name, instances, strategy, load=measured, spares=spares))
 
     def _owners(self, operator: OperatorView, keys: KeySet) -> list[tuple[str, KeySet]]:
         """Owners, each with its share of these slots or keys, as they are now."""
