@@ -10,7 +10,10 @@ import pytest
 from tiercel.cli import main as cli
 from tiercel.cli.bench import bench
 
-COMMANDS = ("throughput", "latency", "reconfigure", "elastic", "idle", "recover", "memory", "checkpoint", "app")
+COMMANDS = (
+    *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
+    *("memory", "checkpoint", "app"),
+)
 RUNS = (*COMMANDS, "recover --sweep")
 
 
