@@ -13,8 +13,8 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from operator import itemgetter
 from time import monotonic_ns
 from typing import Any
@@ -33,7 +33,8 @@ FINDINGS = 8
 class Sender(threading.Thread):
     """Sends events: first ones as fast as acknowledgements allow, then others at a rate, then last ones.
 
-    With a rate of 0 the others go as fast as acknowledgements allow, for some seconds.
+    With a rate of 0 the others go as fast as acknowledgements allow, for some seconds. With a rate the load
+    goes on behind its last event, with events of `more`, while `go_on` is set.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Sender(threading.Thread):
         streams: Mapping[str, LiveStream],
         first: Sequence[Event],
         events: Sequence[Event],
+        more: Iterator[Event],
         rate: int,
         seconds: float,
     ) -> None:
@@ -50,7 +52,10 @@ class Sender(threading.Thread):
         self.events = [*first, *events]
         self.moments = [moment for moment, _, _ in self.events]
         self.rate, self._seconds = rate, seconds
-        self.start_ns = 0
+        self._more = more
+        self.go_on = False
+        self._until_ns = 0
+        self.start_ns = self.end_ns = 0  # of the load with a rate
         self.sent = 0
         self.due_ns = array("q")  # of events that were sent without a rate
         self.failure: BaseException | None = None
@@ -78,6 +83,7 @@ class Sender(threading.Thread):
             else:
                 self._send_fast(len(self.events), time.monotonic() + self._seconds)
                 del self.events[self.sent :], self.moments[self.sent :]
+            self.end_ns = monotonic_ns()
             self._flush()
         except BaseException as failure:
             self.failure = failure
@@ -90,15 +96,24 @@ class Sender(threading.Thread):
             self._send(part)
 
     def _send_at_rate(self) -> None:
-        total = len(self.events)
-        while self.sent < total:
+        while self.sent < len(self.events) or self.go_on or monotonic_ns() < self._until_ns:
             passed = (monotonic_ns() - self.start_ns) * self.rate // 1_000_000_000 + 1
-            due = min(total, self._first + passed)
+            due = self._first + passed
+            if due > len(self.events) and (self.go_on or monotonic_ns() < self._until_ns):
+                added = list(islice(self._more, due - len(self.events)))
+                self.moments += [moment for moment, _, _ in added]
+                self.events += added
+            due = min(due, len(self.events))
             if due <= self.sent:
                 time.sleep(TICK_S)
             else:
                 self._send(self.events[self.sent : min(due, self.sent + CHUNK)])
-        self.due_ns = array("q", [self.due_of(n) for n in range(total)])
+        self.due_ns = array("q", [self.due_of(n) for n in range(len(self.events))])
+
+    def stop_after(self, seconds: float) -> None:
+        """Go on for these seconds, not longer, behind the last event."""
+        self._until_ns = monotonic_ns() + int(seconds * 1e9)
+        self.go_on = False
 
     def _send(self, events: Sequence[Event]) -> None:
         for stream, part in groupby(events, key=itemgetter(1)):

@@ -10,12 +10,11 @@ Not responsible for: the load (load.py), changes (changes.py), figures (figures.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from time import monotonic_ns
 from typing import Any
 
 import msgspec
@@ -35,6 +34,7 @@ RATE_MAX, SECONDS_MAX, EVENTS_MAX = 200_000, 3_600.0, 20_000_000
 FAST_RATE = 100_000  # events that are generated for each second of a load without a rate
 INSTANCES = {SITE: 2}
 WARM_S_MAX = 3.0
+SETTLE_S_MAX = 5.0
 LOOK_S = 0.25
 STUCK_S = 90.0  # without a new output row, while some are missing
 QUIET_S = 1.0  # without a new output row: all of the first events were processed
@@ -70,8 +70,8 @@ class Run:
     def events(self) -> int:
         return round((self.rate or FAST_RATE) * self.seconds)
 
-    def generate(self, options: Any) -> list[Event]:
-        return list(islice(self.app.generate(options, self.seed, self.rate or FAST_RATE), self.events))
+    def generate(self, options: Any) -> Iterator[Event]:
+        return self.app.generate(options, self.seed, self.rate or FAST_RATE)
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -142,7 +142,8 @@ def run_recorded(
     """As `run`, and the raw figures."""
     options = wanted.check()
     show(Progress("generating events"))
-    first, events = list(wanted.app.first_events(options, wanted.seed)), wanted.generate(options)
+    more = wanted.generate(options)
+    first, events = list(wanted.app.first_events(options, wanted.seed)), list(islice(more, wanted.events))
     show(Progress("starting Spark"))
     with ExitStack() as ends:
         session = spark
@@ -154,7 +155,7 @@ def run_recorded(
         live = ends.enter_context(tiercel.start(session, [SITE]))
         show(Progress("deploying"))
         built = wanted.app.build(live, options, INSTANCES)
-        return _Course(wanted, options, live, built, show, first, events).run()
+        return _Course(wanted, options, live, built, show, first, events, more).run()
 
 
 class _Course:
@@ -169,12 +170,13 @@ class _Course:
         show: ShowProgress,
         first: Sequence[Event],
         events: Sequence[Event],
+        more: Iterator[Event],
     ) -> None:
         self._wanted, self._options, self._live, self._built = wanted, options, live, built
         self._show, self._app = show, wanted.app
         self._begun = time.monotonic()
         subscribers = {name: stream.subscribe(after=0) for name, stream in built.outputs.items()}
-        self._sender = Sender(built.inputs, first, events, wanted.rate, wanted.seconds)
+        self._sender = Sender(built.inputs, first, events, more, wanted.rate, wanted.seconds)
         self._receivers = {
             name: Receiver(subscriber, self._app.outputs[name], self._sender)
             for name, subscriber in subscribers.items()
@@ -193,13 +195,15 @@ class _Course:
             self._fill()
             before = sender.sent
             self._begun = time.monotonic()
+            sender.go_on = bool(self._wanted.during and self._wanted.rate)
             sender.start()
             changes = self._changes()
+            sender.stop_after(self._settle_s if changes and self._wanted.rate else 0.0)
             while sender.is_alive():
                 self._report("running")
                 sender.join(LOOK_S)
             sender.end()
-            end_ns, sent = monotonic_ns(), sender.sent - before
+            end_ns, sent = sender.end_ns, sender.sent - before
             instances_mb = self._instances_mb()
             self._report("closing windows")
             sender.finish(app.last_events(self._options, sender.moments[-1] if sender.moments else 0))
@@ -242,12 +246,18 @@ class _Course:
                 seen, quiet_at = now, time.monotonic() + QUIET_S
             time.sleep(LOOK_S / 5)
 
+    @property
+    def _settle_s(self) -> float:
+        """The least time between two changes, and behind the last one."""
+        return min(SETTLE_S_MAX, self._wanted.seconds / (len(self._wanted.during) + 1) / 2)
+
     def _changes(self) -> list[Change]:
-        """Carry the changes out, evenly over the time of the load."""
+        """Carry the changes out, evenly over the time of the load; the load goes on until they have ended."""
         kinds = list(self._wanted.during)
-        changes = []
+        changes: list[Change] = []
         for n, kind in enumerate(kinds):
             at = self._begun + self._wanted.seconds * (n + 1) / (len(kinds) + 1)
+            at = max(at, time.monotonic() + self._settle_s) if n else at
             while time.monotonic() < at and self._sender.is_alive():
                 self._report("running")
                 time.sleep(LOOK_S)
@@ -271,8 +281,8 @@ class _Course:
 
     def _key_places(self) -> dict[str, int]:
         """Output -> place of the column with the operator's key."""
-        outputs = self._app.outputs.items()
-        return {name: self._built.outputs[name].schema.names.index(o.key) for name, o in outputs if o.key}
+        keys = {name: self._app.outputs[name].key for name in self._built.outputs}
+        return {n: self._built.outputs[n].schema.names.index(key) for n, key in keys.items() if key}
 
     def _instances_mb(self) -> dict[str, float]:
         pids = {p.name: p.pid for p in self._live.status().processes if p.kind == "instance"}

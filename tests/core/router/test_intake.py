@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tiercel.core import messages as m
 from tiercel.core.machine.effects import Send, StorageKey, Write
 from tiercel.core.machine.events import Connected, Durable, Received
 from tiercel.core.model.log import INITIAL, Entry, Output, StreamEntry, Watermark
+from tiercel.core.model.row_batch import count_rows, in_runs, singles
 from tiercel.core.model.topology import Operator, Stream, Topology
 from tiercel.core.router.router import Router
 from tiercel.core.settings import Settings
@@ -133,3 +136,58 @@ def test_dead_letters_of_a_feed_are_logged_once_at_the_home_of_their_stream() ->
     [frame] = [x for x in site.take(Connected("b")) if isinstance(x, m.SiteFrame)]
     assert frame.inbox == "there"
     assert [(o.offset, o.row[2]) for o in frame.outputs or ()] == [(2, b"first"), (2, b"second")]
+
+
+# -- broadcast streams -----------------------------------------------------------------------------------
+
+BROADCAST = Topology(
+    {"a": None},
+    {name: Stream(name, "a", logged=name == "out") for name in ("positions", "tolls", "limits", "out")},
+    {
+        "one": Operator("one", ("positions",), "out", ("one@a#1",), broadcast="limits"),
+        "two": Operator("two", ("positions", "tolls"), "out", ("two@a#1",), broadcast="limits"),
+        "none": Operator("none", ("positions",), "out", ("none@a#1",)),
+    },
+)
+
+
+def test_each_row_carries_the_broadcast_row_before_it() -> None:
+    site = Site(topology=BROADCAST)
+    site.produce("positions", 1)
+    site.produce("limits", 50)
+    site.produce("positions", 2)
+    site.produce("tolls", 3)
+    site.produce("limits", 60, 70)
+    site.produce("positions", 4)
+    assert [row[2] for row in site.rows("one")] == [(0, b"1", None), (0, b"2", b"50"), (0, b"4", b"70")]
+    assert [row[2] for row in site.rows("two")] == [
+        (0, b"1", None),
+        (0, b"2", b"50"),
+        (1, b"3", b"50"),
+        (0, b"4", b"70"),
+    ]
+    assert [row[2] for row in site.rows("none")] == [b"1", b"2", b"4"]
+
+
+def test_a_restarted_router_knows_the_last_broadcast_row() -> None:
+    site = Site(topology=BROADCAST)
+    site.produce("limits", 50)
+    after = Site(dict(site.disk), BROADCAST)
+    after.seq = site.seq
+    after.produce("positions", 2)
+    assert [row[2] for row in after.rows("one")] == [(0, b"2", b"50")]
+
+
+def test_a_mobile_source_gets_the_broadcast_row_of_the_site_it_is_at() -> None:
+    site = Site(topology=BROADCAST)
+    site.produce("limits", 50)
+    site.take(Received("car", m.ProduceMobile("car", 1, "positions", [(b"k", 9, b"9", 1)])))
+    assert [row[2] for row in site.rows("one")] == [(0, b"9", b"50")]
+
+
+def test_the_rows_of_a_batch_share_the_broadcast_row() -> None:
+    payloads = [msgspec.msgpack.encode((n,)) for n in range(3)]
+    (joined,) = in_runs(payloads)
+    rows = [(b"k", 0, (0, joined, b"50"))]
+    assert count_rows(rows) == 3
+    assert singles(rows[0]) == [(b"k", 0, (0, payload, b"50")) for payload in payloads]

@@ -70,7 +70,7 @@ class _Routes(dict[Key, Target]):
 
 TABLES = (
     *("head", "trimmed", "ends", "route", "route_key", "mark", "count"),
-    *("reader", "retired", "takeover", "emitted", "pause"),
+    *("reader", "retired", "takeover", "emitted", "pause", "broadcast"),
 )
 ROUTES_MAX = 1 << 18  # cached targets of keys; beyond it they are looked up again
 
@@ -93,6 +93,7 @@ class Inbox(Readers):
         self._move_of_key: dict[Key, str] = {}  # the moves of single keys, and of slots
         self._moves_of_slot: dict[int, list[str]] = {}
         self.sequencer = Sequencer(name, site, table, self._forget_route)
+        self.broadcast: bytes | None = None  # payload of the last row of the operator's broadcast stream
         self.timed: frozenset[int] = frozenset()  # inputs whose late rows are dropped
         self.left_out: Callable[[Inbox, Row], bool] = lambda inbox, row: False  # for rows of `timed`
 
@@ -125,6 +126,8 @@ class Inbox(Readers):
                 self.recover_emitted(instance, value)
             case ("pause", _, move):
                 self.pauses[move] = value
+            case ("broadcast", _):
+                self.broadcast = value
             case _:
                 raise KeyError(key)
 
@@ -231,6 +234,13 @@ class Inbox(Readers):
 
     def _forget_route(self, key: Key) -> None:
         self._routes.pop(key, None)
+
+    # -- broadcast ---------------------------------------------------------------------------
+
+    def set_broadcast(self, step: Step, payload: bytes) -> None:
+        """Rows that enter from now on carry this row of the operator's broadcast stream."""
+        self.broadcast = payload
+        step.put(("broadcast", self.name), payload)
 
     # -- appending ---------------------------------------------------------------------------
 

@@ -137,6 +137,7 @@ TABLES: Final[dict[str, Any]] = {
     "takeover": Takeover,
     "emitted": int,
     "pause": DispatchPause,
+    "broadcast": bytes,
     "producer": int,
     "producer_incarnation": str,
     "source": int,

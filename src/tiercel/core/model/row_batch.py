@@ -80,7 +80,7 @@ def singles(row: Row) -> list[Row]:
     if is_run(payload):
         return [(row[0], row[1], one) for one in split(payload)]
     if _has_input(payload) and is_run(payload[1]):
-        return [(row[0], row[1], (payload[0], one)) for one in split(payload[1])]
+        return [(row[0], row[1], (payload[0], one, *payload[2:])) for one in split(payload[1])]
     return [row]
 
 
@@ -94,5 +94,5 @@ def count_rows(rows: Sequence[Row]) -> int:
 
 
 def _has_input(payload: Any) -> bool:
-    """Whether a payload carries the number of its input: rows for operators of several inputs do."""
-    return type(payload) in (tuple, list) and len(payload) == 2
+    """Whether a payload carries the number of its input, and perhaps the last row of a broadcast stream."""
+    return type(payload) in (tuple, list) and 2 <= len(payload) <= 3

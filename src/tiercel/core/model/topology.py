@@ -42,6 +42,12 @@ class Operator(msgspec.Struct, frozen=True):
     retries: int = 0  # with retry: the number of immediate retries; then the row is a dead letter
     memory_bytes_max: int = 0  # of each instance's decoded state; 0: as the settings say
     late_rows: bool = False  # user code sees rows behind the watermark too, and refuses them itself
+    broadcast: str = ""  # a small stream whose last row each row of the operator carries
+
+    @property
+    def numbers_inputs(self) -> bool:
+        """Whether rows carry the number of their input, and with a broadcast stream its last row."""
+        return len(self.inputs) > 1 or bool(self.broadcast)
 
     def memory_limit(self, settings: Settings) -> int:
         """Bytes of decoded state that an instance may hold in memory; 0: no limit."""
@@ -76,6 +82,10 @@ class Topology(msgspec.Struct, frozen=True):
                 what = f"operator {operator.name}: memory_bytes_max {operator.memory_bytes_max}"
                 raise InvalidRequest(what, "expected 0 (as the settings say) or bytes")
         return self
+
+    def broadcast_to(self, stream: str) -> tuple[str, ...]:
+        """The operators whose rows carry the last row of this stream."""
+        return tuple(o.name for o in self.operators.values() if o.broadcast == stream)
 
     def consumers(self, stream: str) -> tuple[str, ...]:
         return tuple(o.name for o in self.operators.values() if stream in o.inputs)

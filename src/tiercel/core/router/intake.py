@@ -101,13 +101,14 @@ class Intake:
             return
         inbound = self.state.inbound[frame] = InboundFrame(frame)
         for operator in self.state.consumers(message.stream):
-            inbox, inputs = self.state.inboxes[operator], self.state.topology.operators[operator].inputs
-            tag = inputs.index(message.stream) if len(inputs) > 1 else None
+            inbox, facts = self.state.inboxes[operator], self.state.topology.operators[operator]
+            tag = facts.inputs.index(message.stream)
+            more = (inbox.broadcast,) if facts.broadcast else ()
             rows = [
                 (
                     key,
                     event_time,
-                    payload if tag is None else (tag, payload),
+                    (tag, payload, *more) if facts.numbers_inputs else payload,
                     message.source,
                     n,
                     inbox.table.route(key).epoch,

@@ -14,7 +14,7 @@ from tiercel.core.logs.inbox import Inbox
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.model.log import INITIAL, Output, Row
-from tiercel.core.model.row_batch import count_rows
+from tiercel.core.model.row_batch import count_rows, split
 from tiercel.core.model.topology import operator_of
 from tiercel.core.router.forwarding import Forwarding
 from tiercel.core.router.moves import Moves
@@ -33,8 +33,11 @@ class FanOut:
     def route_rows(self, step: Step, stream: str, rows: list[Row], *, initial: bool = False) -> None:
         """Pass rows of a stream to every operator that reads it, except for rows that are late for it.
 
-        For an operator of several inputs, each row carries the number of its input.
+        For an operator of several inputs, each row carries the number of its input; for one with a broadcast
+        stream also the last row of that stream which this site has taken.
         """
+        for name in self.state.broadcast_to(stream):
+            self.state.inboxes[name].set_broadcast(step, split(rows[-1][2])[-1])
         count = count_rows(rows)
         self.state.rows += count
         for name in self.state.consumers(stream):
@@ -42,7 +45,9 @@ class FanOut:
             self.state.entering[name].count(rows, count)
             mine = [(r[0], INITIAL, r[2]) for r in rows] if initial else rows
             n = operator.inputs.index(stream)
-            if len(operator.inputs) > 1:
+            if operator.broadcast:
+                mine = [(r[0], r[1], (n, r[2], inbox.broadcast)) for r in mine]
+            elif operator.numbers_inputs:
                 mine = [(r[0], r[1], (n, r[2])) for r in mine]
             if n in inbox.timed and not initial:
                 mine = self._watermarks.in_time(name, mine)

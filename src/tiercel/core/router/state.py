@@ -26,6 +26,9 @@ class RouterState:
         self.topology = topology.validate()
         named = {stream for o in topology.operators.values() for stream in (*o.inputs, o.output)}
         self._consumers = {stream: topology.consumers(stream) for stream in named}
+        self._broadcast_to = {
+            o.broadcast: topology.broadcast_to(o.broadcast) for o in topology.operators.values()
+        }
         self.settings = settings
         self.incarnation = incarnation
         self.journal = Journal()
@@ -55,6 +58,10 @@ class RouterState:
     def consumers(self, stream: str) -> tuple[str, ...]:
         """The operators that read a stream."""
         return self._consumers.get(stream, ())
+
+    def broadcast_to(self, stream: str) -> tuple[str, ...]:
+        """The operators whose rows carry the last row of this stream."""
+        return self._broadcast_to.get(stream, ())
 
     def outbox(self, to: str, inbox: str) -> SiteOutbox:
         outbox = self.outboxes.get((to, inbox))

@@ -181,7 +181,7 @@ class Watermarks:
         """Rule R19: a log appends no row behind its watermark, even if it was in time where it entered."""
         if row[1] > inbox.watermark_ms or row[1] == INITIAL:
             return False
-        tagged = len(self.state.topology.operators[inbox.name].inputs) > 1
+        tagged = self.state.topology.operators[inbox.name].numbers_inputs
         if tagged and row[2][0] not in inbox.timed:
             return False
         self.came_late(inbox.name, [row])

@@ -31,6 +31,7 @@ from tiercel.spark.sources.stream_reader import identities
 
 log = logging.getLogger(__name__)
 
+BROADCAST_BYTES_MAX = 4_096
 END_S_MAX = 5.0  # for rows that producers have sent when their deployment ends
 
 
@@ -104,6 +105,37 @@ class RowProducer:
 
     async def flush_async(self, timeout_s: float = 30.0) -> None:
         await self.client.flush_async(timeout_s)
+
+
+class BroadcastProducer:
+    """Writes each row of a broadcast stream to every site; returns when all of them have it."""
+
+    def __init__(self, producers: Sequence[RowProducer]) -> None:
+        self._producers = producers
+
+    def send(self, row: Any) -> None:
+        """Rows that producers send later, at any site, carry this one."""
+        size = len(self._producers[0].codec.pack(row)[2])
+        if size > BROADCAST_BYTES_MAX:
+            raise UserError(
+                f"a broadcast row of {size:,} bytes",
+                expected=f"at most {BROADCAST_BYTES_MAX:,}: every row carries it",
+                hint="broadcast a name, and let the operator read what it names",
+            )
+        for producer in self._producers:
+            producer.send(row)
+        for producer in self._producers:
+            producer.flush()
+
+    def close(self) -> None:
+        for producer in self._producers:
+            producer.close()
+
+    def __enter__(self) -> BroadcastProducer:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
 
 
 class ReceivedRow(msgspec.Struct, frozen=True, gc=False):

@@ -230,7 +230,7 @@ class Graph:
             if name not in operators:
                 refuse(f"it has the operator {name!r}, which is not declared")
             now_operator = operators[name]
-            for fact in ("inputs", "output", "slots", "time_mode"):
+            for fact in ("inputs", "output", "slots", "time_mode", "broadcast"):
                 if getattr(now_operator, fact) != getattr(was, fact):
                     refuse(f"its operator {name!r} has other {fact}: {getattr(was, fact)!r}")
             # the first instances of its slots do not change; live.scale changes how many there are now

@@ -125,6 +125,7 @@ def declare_operator(
         options.retries,
         options.memory_bytes_max,
         options.late_rows,
+        _broadcast_stream(name, inputs),
     )
     plan_ = OperatorPlan(
         processor,
@@ -142,6 +143,18 @@ def declare_operator(
     dead_letters = RowCodec(DEAD_LETTER_SCHEMA)
     graph.add_stream(StreamDeclaration(f"{name}.dead", dead_letters, home, None, name, logged=True))
     return StreamDeclaration(f"{name}.out", output, home, None, name, logged=True)
+
+
+def _broadcast_stream(operator: str, inputs: Inputs) -> str:
+    """The one broadcast stream of an operator; empty: none."""
+    found = sorted({plan.broadcast for _, plan in inputs} - {""})
+    if len(found) > 1:
+        raise UserError(
+            f"operator {operator!r} has the broadcast streams {', '.join(found)}",
+            expected="one",
+            hint="write their columns to one stream",
+        )
+    return found[0] if found else ""
 
 
 def _output_codec(options: OperatorOptions, schema: Schema, codec: RowCodec) -> RowCodec:

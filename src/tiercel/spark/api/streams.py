@@ -10,6 +10,7 @@ view becomes an operator only when it gets a new key, or when it is itself read.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from pyspark.sql.types import StructType
 from tiercel.errors import UserError
 from tiercel.runtime.client.event_loop_thread import Client
 from tiercel.runtime.deployment import DeploymentDir, dead_letter_stream
-from tiercel.spark.api.clients import RowProducer, RowSubscriber
+from tiercel.spark.api.clients import BroadcastProducer, RowProducer, RowSubscriber
 from tiercel.spark.api.feeds import Feed
 from tiercel.spark.api.graph import (
     Graph,
@@ -33,7 +34,7 @@ from tiercel.spark.api.operator_declaration import Inputs, OperatorOptions, decl
 from tiercel.spark.api.operator_methods import OperatorMethods
 from tiercel.spark.operators.folds import Fold, StepFunction
 from tiercel.spark.operators.plans import InputPlan, Transform
-from tiercel.spark.operators.transforms import Identity, union_schema
+from tiercel.spark.operators.transforms import Identity, union_schema, with_broadcast
 from tiercel.spark.rows.row_codec import RowCodec, Schema
 from tiercel.spark.sources.stream_writer import column_names
 from tiercel.spark.state.external_state import ExternalState
@@ -93,7 +94,8 @@ class LiveStream(OperatorMethods):
     @property
     def _is_declared(self) -> bool:
         """Whether this is a declared stream itself, not a view or a union."""
-        return len(self._inputs) == 1 and not self._inputs[0][1].transforms
+        plan = self._inputs[0][1]
+        return len(self._inputs) == 1 and not plan.transforms and not plan.broadcast
 
     # -- stateless ------------------------------------------------------------------------------
 
@@ -127,10 +129,41 @@ class LiveStream(OperatorMethods):
                 hint=f"{transform.kind} each stream before the union",
             )
         inputs = [
-            (name, InputPlan(plan.codec, (*plan.transforms, transform), plan.initial))
+            (name, dataclasses.replace(plan, transforms=(*plan.transforms, transform)))
             for name, plan in self._inputs
         ]
         return LiveStream(self._live, inputs, codec)
+
+    def broadcast(self, control: LiveStream, *, suffix: str = "_broadcast") -> LiveStream:
+        """Each row with the columns of the last row of a small stream; null before its first one.
+
+        A row of `control` counts from its place in the log of its site on, for every key and instance: write
+        it with `control.broadcast_producer(...)`. Every row carries it through the log, so it must be small.
+        A column whose name is taken gets the suffix.
+        """
+        stream, (name, plan) = control._input_stream("broadcast"), self._inputs[0]
+        if not self._is_declared or name == stream:
+            raise UserError(
+                f"broadcast of {stream!r} to {self.name!r}",
+                expected="another stream, as it was declared",
+                hint="map, filter and union the rows behind it: positions.broadcast(models).filter(...)",
+            )
+        codec = with_broadcast(self.codec, control.codec, suffix)
+        columns = len(control.codec.names)
+        plan = dataclasses.replace(plan, codec=codec, broadcast=stream, broadcast_columns=columns)
+        return LiveStream(self._live, [(name, plan)], codec)
+
+    def broadcast_producer(self, name: str) -> BroadcastProducer:
+        """A client that writes each row of this stream to every site. Starts the deployment."""
+        stream = self._input_stream("broadcast_producer")
+        self._live.deploy()
+        producers = [
+            RowProducer(self._live.deployment, stream, name=f"{name}-{site}", site=site)
+            for site in self._live.graph.sites
+        ]
+        for producer in producers:
+            self._live.close_at_stop(producer.client)
+        return BroadcastProducer(producers)
 
     def union(self, *others: LiveStream) -> LiveStream:
         """The rows of all streams: columns by name, a column that a stream lacks is null. Keys must agree."""

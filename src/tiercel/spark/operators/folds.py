@@ -104,7 +104,7 @@ def core_fold(plan: OperatorPlan, user_rows: Callable[[list[CoreRow]], Iterator[
         return None
     variable = plan.state.stored_name(VARIABLE)
     read = [each for each in plan.inputs if not each.initial]
-    if len(read) == 1 and not read[0].transforms:
+    if len(read) == 1 and not read[0].transforms and not read[0].broadcast:
         advance = _compiled_step(fold, read[0], plan.output)
         untagged = advance if len(plan.inputs) == 1 else _untagged(advance)
     else:

@@ -40,6 +40,8 @@ class InputPlan:
     transforms: tuple[Transform, ...] = ()
     initial: bool = False
     images: bool = False  # initial state in stored form, not rows for handleInitialState
+    broadcast: str = ""  # a small stream; the columns of its last row are the last ones of `codec`
+    broadcast_columns: int = 0
 
     @property
     def schema(self) -> StructType:

@@ -8,8 +8,8 @@ A payload is the MessagePack of a row's columns in internal form (rows/row_codec
 where the row enters and decoded once where it is processed; everything in between passes bytes on. Rows of
 one key may come as one payload, a row batch, and the outputs of one call leave as one
 (core/model/row_batch.py). A key is the MessagePack of its columns. Each payload of an operator with several
-inputs carries the number of its input. A value that does not fit raises inside the call, so it is handled
-like an error of user code.
+inputs carries the number of its input, and with a broadcast stream the last row of that. A value that does
+not fit raises inside the call, so it is handled like an error of user code.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class ProcessorAdapter:
         self._readers = [reader(each, each.schema if each.initial else plan.schema) for each in plan.inputs]
         self._read = self._readers[0]
         self._row = plain_row(plan.inputs[0], plan.schema)
-        self._several = len(plan.inputs) > 1
+        self._several = len(plan.inputs) > 1 or any(each.broadcast for each in plan.inputs)
+        self._broadcast_columns = [each.broadcast_columns for each in plan.inputs]
         codec = plan.inputs[0].codec
         self._keys = RowCodec(codec.schema, codec.key, view=View.INPUT)
         self._key_row = row_maker(self._keys.key)
@@ -99,8 +100,12 @@ class ProcessorAdapter:
 
     def _tagged_rows(self, rows: list[CoreRow]) -> Iterator[Row]:
         for row in rows:
-            n, payload = row[2]
-            yield from self._readers[n](iter(decode_rows(payload)))
+            n, payload, *last = row[2]
+            internal: Iterable[Any] = decode_rows(payload)
+            if columns := self._broadcast_columns[n]:
+                more = _decode(last[0]) if last[0] is not None else (None,) * columns
+                internal = [(*values, *more) for values in internal]
+            yield from self._readers[n](iter(internal))
 
     # -- output ---------------------------------------------------------------------------------
 

@@ -42,6 +42,20 @@ def union_schema(inputs: Iterable[InputPlan]) -> StructType:
     return result
 
 
+def with_broadcast(codec: RowCodec, control: RowCodec, suffix: str) -> RowCodec:
+    """The columns of a stream, then those of a broadcast stream, which may be null."""
+    schema = StructType(list(codec.schema.fields))
+    taken = {name.lower() for name in schema.names}
+    for field in control.schema.fields:
+        name = field.name + suffix if field.name.lower() in taken else field.name
+        if name.lower() in {known.lower() for known in schema.names}:
+            raise UserError(
+                f"broadcast: two columns {name!r}", expected="different names", hint="suffix='...'"
+            )
+        schema.add(name, field.dataType, True, field.metadata)
+    return RowCodec(schema, codec.key, codec.event_time)
+
+
 def plain_row(plan: InputPlan, seen: StructType) -> Callable[[Any], Row] | None:
     """The function that makes a row of a payload, if no transform changes it; else None."""
     codec = RowCodec(plan.codec.schema, view=View.INPUT)
