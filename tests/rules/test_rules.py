@@ -222,7 +222,7 @@ def test_R10_a_repeated_or_early_output_frame_is_not_appended() -> None:
     driver = SmallDeployment().start()
 
     def outputs(n: int) -> m.SiteFrame:
-        return m.SiteFrame("out", n, [], None, [Output(n, b"k", 1, 0, (b"k", 0, n))])
+        return m.SiteFrame("out", "a@1", n, [], None, [Output(n, b"k", 1, 0, (b"k", 0, n))])
 
     for n in (1, 1, 2, 1, 2, 3, 3):  # after a broken link the sender repeats frames from any point
         driver.send("a", outputs(n), "b")
@@ -264,7 +264,7 @@ def test_R15_a_slot_sweeps_only_overrides_that_are_older_than_it(mutant: str) ->
 
 def row_for_c(epoch: int, n: int = 1) -> m.SiteFrame:
     """A row of `a`'s, stamped with the epoch that `a` knows for a key of `c`."""
-    return m.SiteFrame("op", n, [(key_in(3), 5, "x", "a", n, epoch)])
+    return m.SiteFrame("op", "a@1", n, [(key_in(3), 5, "x", "a@1", n, epoch)])
 
 
 def site_b() -> SmallDeployment:
@@ -279,7 +279,7 @@ def flipped_to_b(epoch: int) -> m.SiteFrame:
     update = RouteUpdate({3: Route("op@b#0", epoch)}, {})
     keys = KeySet(slots=frozenset({3}))
     prepare = m.Prepare("m", "op", keys, "op@c#0", "op@b#0", "pause", RouteUpdate({}, {}))
-    return m.SiteFrame("op", 1, [], m.FlipToDestination("m", 9, 1000, -1, update, {}, prepare))
+    return m.SiteFrame("op", "a@1", 1, [], m.FlipToDestination("m", 9, 1000, -1, update, {}, prepare))
 
 
 def test_R16_a_row_with_a_newer_epoch_waits_for_the_routing_table() -> None:
@@ -303,7 +303,7 @@ def test_R16_a_row_with_an_older_epoch_is_forwarded_with_the_newer_one_and_its_s
     driver.send("b", row_for_c(epoch=6), "a")
     assert driver.log("b") == []
     ((frame, _),) = [v for k, v in driver.disks["b"].items() if k[:2] == ("outbox", "c")]
-    assert frame.rows == [(key_in(3), 5, "x", "a", 1, 7)]
+    assert frame.rows == [(key_in(3), 5, "x", "a@1", 1, 7)]
     assert driver.messages("b", "a", m.OwnerChanged) == [
         m.OwnerChanged("op", RouteUpdate({3: Route("op@c#0", 7)}, {}))
     ]
@@ -555,7 +555,7 @@ def test_R26_after_the_flip_a_row_of_its_keys_is_in_the_outbox_and_not_in_the_lo
     driver.produce("a", (key, 1, 1))
     assert [e.offset for e in driver.log("a") if e.row_count and e.offset > flip] == []
     under_way = [v[0] for k, v in driver.disks["a"].items() if k[:3] == ("outbox", "b", "op")]
-    assert [f.rows for f in under_way if f.rows] == [[(key, 1, 1, "a", 1, 2)]]
+    assert [f.rows for f in under_way if f.rows] == [[(key, 1, 1, "a@1", 1, 2)]]
 
 
 @mutants_of("R27")

@@ -156,6 +156,21 @@ def test_checkpoint_is_reported_to_the_router_only_when_the_backup_has_it(tmp_pa
         assert copied.applied >= known
 
 
+def test_router_restored_from_a_backup_numbers_rows_and_frames_under_a_new_name(tmp_path: Path) -> None:
+    """Rows that it numbered behind the backup may have arrived: others must not have the same numbers."""
+    with deployed(tmp_path) as deployment:
+        names = [deployment.hosts[SITE].host.machine.state.origin]  # type: ignore[attr-defined]
+        for loses in (False, True):
+            until(lambda: deployment.backup_of(SITE).head() is not None, "nothing is uploaded")
+            if loses:
+                deployment.lose(SITE)
+            else:
+                deployment.hosts.pop(SITE).end()
+            deployment.start(SITE)
+            names.append(deployment.hosts[SITE].host.machine.state.origin)  # type: ignore[attr-defined]
+    assert names[0] == names[1] != names[2]
+
+
 def waits_for_its_log(instance: Any) -> bool:
     """It has taken a checkpoint, and may not store it before its log is safe."""
     taken = instance.checkpointer.taken

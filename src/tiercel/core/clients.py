@@ -11,7 +11,7 @@ from collections import deque
 from tiercel.core import messages as m
 from tiercel.core.machine.effects import Effect, Send
 from tiercel.core.machine.events import Connected, Disconnected, Event, Received
-from tiercel.core.model.log import Row, StreamEntry
+from tiercel.core.model.log import Row, StreamEntry, mobile_origin
 
 WINDOW_FRAMES_MAX = 64  # unacknowledged frames of a producer; the router slows it down by delaying acks
 
@@ -91,15 +91,26 @@ class Producer:
 
 
 class MobileSource:
-    """A source that changes sites. It numbers its rows per key, so that their path does not matter."""
+    """A source that changes sites. It numbers its rows per key, so that their path does not matter.
 
-    def __init__(self, name: str, site: str) -> None:
+    A source that has lost its counters is another `incarnation`: under the old one its new rows would look
+    like repeated ones, and be dropped.
+    """
+
+    def __init__(self, name: str, site: str, incarnation: str) -> None:
         self.name = name
         self.site = site
+        self.incarnation = incarnation
         self.connected: set[str] = set()
         self.pending: dict[int, m.ProduceMobile] = {}  # not acknowledged, in order
         self._counts: dict[bytes, int] = {}
         self._frames = 0
+        self._unsent: dict[int, None] = {}  # frames of `pending` that wait for the window, in order
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many frames wait as may be under way: the caller should wait, too."""
+        return len(self.pending) >= 2 * WINDOW_FRAMES_MAX
 
     def submit(self, stream: str, rows: list[Row]) -> list[Effect]:
         self._frames += 1
@@ -107,9 +118,10 @@ class MobileSource:
         for key, event_time, payload in rows:
             n = self._counts[key] = self._counts.get(key, 0) + 1
             numbered.append((key, event_time, payload, n))
-        frame = m.ProduceMobile(self.name, self._frames, stream, numbered)
+        frame = m.ProduceMobile(self.name, self.incarnation, self._frames, stream, numbered)
         self.pending[frame.frame] = frame
-        return [Send(self.site, frame)] if self.site in self.connected else []
+        self._unsent[frame.frame] = None
+        return self._pump()
 
     def travel(self, site: str) -> list[Effect]:
         """Change to another site and send all unacknowledged frames again from there."""
@@ -124,17 +136,36 @@ class MobileSource:
                     return self._resend()
             case Disconnected(peer=peer):
                 self.connected.discard(peer)
-            case Received(message=m.MobileReceipt(frames=frames)):
-                for frame in frames:
-                    self.pending.pop(frame, None)
+            case Received(sender=sender, message=m.MobileReceipt() as receipt):
+                return self._on_receipt(sender, receipt)
             case _:
                 pass
         return []
 
+    def _on_receipt(self, sender: str, receipt: m.MobileReceipt) -> list[Effect]:
+        if receipt.origin != mobile_origin(self.name, self.incarnation):
+            return []  # an earlier incarnation sent these frames
+        for frame in receipt.frames:
+            self.pending.pop(frame, None)
+            self._unsent.pop(frame, None)
+        effects: list[Effect] = []
+        if sender == self.site:
+            effects += [Send(self.site, self.pending[n]) for n in receipt.again if n in self.pending]
+        return effects + self._pump()
+
     def _resend(self) -> list[Effect]:
+        self._unsent = dict.fromkeys(self.pending)
+        return self._pump()
+
+    def _pump(self) -> list[Effect]:
+        """Send what fits into the window."""
         if self.site not in self.connected:
             return []
-        return [Send(self.site, frame) for frame in self.pending.values()]
+        under_way = len(self.pending) - len(self._unsent)
+        frames = list(self._unsent)[: max(0, WINDOW_FRAMES_MAX - under_way)]
+        for frame in frames:
+            del self._unsent[frame]
+        return [Send(self.site, self.pending[frame]) for frame in frames]
 
 
 class Subscriber:

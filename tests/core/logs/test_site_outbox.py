@@ -13,7 +13,7 @@ class Play:
     """An outbox to `b`, and the frames it sends."""
 
     def __init__(self, window: int = 8, connected: bool = True) -> None:
-        self.outbox = SiteOutbox("b", "op", window)
+        self.outbox = SiteOutbox("b", "op", "a@1", window)
         self.outbox.connected = connected
         self.step = Step(0.0)
 

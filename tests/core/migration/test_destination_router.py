@@ -61,7 +61,7 @@ class Play:
     def on(self, name: str) -> None:
         if name in NOTICES:
             self.frames += 1
-            self.driver.send("b", m.SiteFrame("op", self.frames, [], NOTICES[name]), "a")
+            self.driver.send("b", m.SiteFrame("op", "a@1", self.frames, [], NOTICES[name]), "a")
         elif name in FROM_SOURCE_ROUTER:
             self.driver.send("b", FROM_SOURCE_ROUTER[name], "a")
         else:

@@ -62,7 +62,7 @@ class Play:
     def outputs_arrive(self) -> None:
         frames = [k[3] for k in self.driver.disks["a"] if k[:3] == ("outbox", "b", "out")]
         assert frames
-        self.driver.send("a", m.SiteFrameReceipt("out", frames, frames), "b")
+        self.driver.send("a", m.SiteFrameReceipt("out", "a@1", frames, frames), "b")
 
     def controls(self) -> list[Any]:
         return [e.control for e in self.driver.log("a") if e.control is not None]

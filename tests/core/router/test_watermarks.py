@@ -137,7 +137,7 @@ def test_late_rows_of_a_mobile_source_are_dropped() -> None:
     play = Play("in")
     play.write(100)
     rows = [(key_in(0), 80, 1, 1), (key_in(0), 120, 1, 2)]
-    play.driver.send("b", m.ProduceMobile("car", 1, "in", rows), "car")
+    play.driver.send("b", m.ProduceMobile("car", "1", 1, "in", rows), "car")
     assert play.taken() == [100, [90], 120]
 
 

@@ -92,7 +92,7 @@ class Inbox(Readers):
         self._to_site: dict[str, ToSite] = {}
         self._move_of_key: dict[Key, str] = {}  # the moves of single keys, and of slots
         self._moves_of_slot: dict[int, list[str]] = {}
-        self.sequencer = Sequencer(name, site, table, self._forget_route)
+        self.sequencer = Sequencer(name, site, table, settings.held_rows_max, self._forget_route)
         self.broadcast: bytes | None = None  # payload of the last row of the operator's broadcast stream
         self.timed: frozenset[int] = frozenset()  # inputs whose late rows are dropped
         self.left_out: Callable[[Inbox, Row], bool] = lambda inbox, row: False  # for rows of `timed`

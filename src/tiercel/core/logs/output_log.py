@@ -35,7 +35,7 @@ class OutputLog:
         self.settings = settings
         self.offset = 0
         self.tail: dict[int, StreamEntry] = {}
-        self.received: dict[str, int] = {}  # outbox of a site -> last frame appended
+        self.received: dict[str, int] = {}  # origin of frames -> last frame appended
         self.subscribers: dict[str, SubscriberCursor] = {}
         self._over: dict[str, int] = {}  # subscriber -> reads in flight for ended subscriptions
         self.visible = 0
@@ -48,6 +48,11 @@ class OutputLog:
             self.offset = self.visible = value
         else:
             self.received[key[2]] = value
+
+    def is_next(self, origin: str, n: int) -> bool:
+        """Whether a frame with outputs follows the last one. A new storage may begin with any number."""
+        last = self.received.get(origin)
+        return last is None or n == last + 1
 
     @property
     def first(self) -> int:

@@ -54,10 +54,14 @@ class Sequenced(NamedTuple):
 class Sequencer:
     """The numbers of one inbox."""
 
-    def __init__(self, inbox: str, site: str, table: RoutingTable, rerouted: Callable[[Key], None]) -> None:
+    def __init__(
+        self, inbox: str, site: str, table: RoutingTable, held_rows_max: int, rerouted: Callable[[Key], None]
+    ) -> None:
         self._inbox = inbox
         self._site = site
         self._table = table
+        self._held_rows_max = held_rows_max
+        self.origin = site  # of the rows that this site numbers
         self._rerouted = rerouted  # the inbox forgets where rows of this key go
         self.counts = KeyTable[int](table.count)  # rows of a key that this site numbered and forwarded
         self.marks = KeyTable[dict[str, int]](table.count)  # key -> origin -> last n appended
@@ -65,6 +69,10 @@ class Sequencer:
         self.held = KeyTable[dict[str, dict[int, HeldRow]]](table.count)  # key -> origin -> n -> row
         self.held_rows = 0
         self.waiting: list[HeldRow] = []  # their sender knows a newer epoch than this site
+        # rows over the limit: only their numbers are here; their frames are sent again when they are next
+        self.sent_back = KeyTable[dict[str, dict[int, list[InboundFrame]]]](table.count)
+        self._sent_back_waiting: dict[InboundFrame, int] = {}  # the same for rows that wait for the table
+        self._wanted: dict[InboundFrame, None] = {}
 
     # -- rows that leave ---------------------------------------------------------------------
 
@@ -74,7 +82,15 @@ class Sequencer:
         n = self.counts.get(key, 0) + 1
         self.counts[key] = n
         step.put(("count", self._inbox, key), n)
-        return (key, row[1], row[2], self._site, n, self._table.route(key).epoch)
+        return (key, row[1], row[2], self.origin, n, self._table.route(key).epoch)
+
+    def begin_origin(self, step: Step, origin: str, *, new: bool) -> None:
+        """Number rows under this name. A new storage numbers under a new name: its counts start again."""
+        self.origin = origin
+        if new:
+            for key in list(self.counts):
+                del self.counts[key]
+                step.delete(("count", self._inbox, key))
 
     # -- rows that arrive --------------------------------------------------------------------
 
@@ -85,14 +101,18 @@ class Sequencer:
         corrections: dict[Key, Route] = {}
         for row in rows:
             key, epoch = row[0], row[5]
+            if self.sent_back:
+                self.came_again(row, frames)
             route = self._table.route(key)
             if route.site == self._site:
                 self._sequence_here(step, row, frames, ready)
             elif route.epoch > epoch:
                 onward.setdefault(route.site, []).append((*row[:5], route.epoch))
                 corrections[key] = route
-            else:
+            elif self.may_hold(frames):
                 self.waiting.append(HeldRow(row, frames))
+            else:
+                self._send_back_until_table(frames)
         if self.awaiting_own_rows:
             self._stop_awaiting(ready)
         return Sequenced(ready, onward, self._correction(corrections) if corrections else None)
@@ -132,6 +152,8 @@ class Sequencer:
             if not of_key:
                 del self.held[key]
         step.put(("mark", self._inbox, key), dict(marks))
+        if self.sent_back:
+            self._want_next(key, origin, marks[origin])
 
     def _hold(self, row: Row, frames: tuple[InboundFrame, ...]) -> None:
         key, origin, n = row[0], row[3], row[4]
@@ -141,9 +163,78 @@ class Sequencer:
         held = of_key.setdefault(origin, {})
         if n in held:
             held[n].also(frames)
-        else:
+        elif self.may_hold(frames):
             held[n] = HeldRow(row, frames)
             self.held_rows += 1
+        else:
+            self._send_back(row, frames)
+
+    # -- rows over the limit: sent again when they are next ------------------------------------
+
+    def may_hold(self, frames: tuple[InboundFrame, ...]) -> bool:
+        """Rule R44: a row over the limit is not held; its frame is sent again when the row is next.
+
+        Frames of this site to itself are in its outbox, so that holding their rows needs no memory.
+        """
+        if self.held_rows + len(self.waiting) < self._held_rows_max:
+            return True
+        return all(inbound.id.sender == self._site for inbound in frames)
+
+    def _send_back(self, row: Row, frames: tuple[InboundFrame, ...]) -> None:
+        key, origin, n = row[0], row[3], row[4]
+        if key not in self.sent_back:
+            self.sent_back[key] = {}
+        known = self.sent_back[key].setdefault(origin, {}).setdefault(n, [])
+        for inbound in frames:
+            if inbound not in known:
+                known.append(inbound)
+                inbound.missing += 1
+
+    def came_again(self, row: Row, frames: tuple[InboundFrame, ...]) -> None:
+        """A row that was sent back is here again."""
+        of_origin = self.sent_back.get(row[0], {}).get(row[3], {})
+        known = of_origin.get(row[4], [])
+        for inbound in frames:
+            if inbound in known:
+                known.remove(inbound)
+                inbound.missing -= 1
+                if not known:
+                    del of_origin[row[4]]
+                    self._tidy_sent_back(row[0], row[3])
+
+    def _tidy_sent_back(self, key: Key, origin: str) -> None:
+        of_key = self.sent_back[key]
+        if not of_key[origin]:
+            del of_key[origin]
+            if not of_key:
+                del self.sent_back[key]
+
+    def _want_next(self, key: Key, origin: str, mark: int) -> None:
+        """A mark has advanced: rows up to it are here, and the frame of the next one is sent again."""
+        of_origin = self.sent_back.get(key, {}).get(origin)
+        if of_origin is None:
+            return
+        for n in [n for n in of_origin if n <= mark]:
+            for inbound in of_origin.pop(n):
+                inbound.missing -= 1
+        self._wanted.update(dict.fromkeys(of_origin.get(mark + 1, ())))
+        self._tidy_sent_back(key, origin)
+
+    def _send_back_until_table(self, frames: tuple[InboundFrame, ...]) -> None:
+        for inbound in frames:
+            self._sent_back_waiting[inbound] = self._sent_back_waiting.get(inbound, 0) + 1
+            inbound.missing += 1
+
+    def frame_came_again(self, inbound: InboundFrame) -> None:
+        """A frame that was sent back is here again: its rows are sequenced as if they were new."""
+        inbound.missing -= self._sent_back_waiting.pop(inbound, 0)
+
+    def take_wanted(self) -> list[InboundFrame]:
+        """The frames to send again, because one of their rows is next."""
+        if not self._wanted:
+            return []
+        wanted, self._wanted = [inbound for inbound in self._wanted if inbound.missing], {}
+        return wanted
 
     def _correction(self, routes: dict[Key, Route]) -> RouteUpdate:
         """The routes for a sender with old ones: the slots of these keys with all their overrides."""
@@ -163,6 +254,7 @@ class Sequencer:
         waiting, self.waiting = self.waiting, []
         for held in waiting:
             held.release()
+        self._wanted.update(dict.fromkeys(self._sent_back_waiting))
         return waiting
 
     # -- keys that arrive and leave ----------------------------------------------------------
@@ -187,6 +279,10 @@ class Sequencer:
         for held in out:
             held.release()
         self.held_rows -= len(out)
+        for key in [key for key in self.sent_back.of(keys) if leaves(key)]:
+            for of_number in self.sent_back[key].values():
+                for inbound in [inbound for frames in of_number.values() for inbound in frames]:
+                    self._wanted[inbound] = None
         return out
 
     def install_marks(
@@ -208,7 +304,7 @@ class Sequencer:
     def _has_own_rows(self, key: Key) -> bool:
         """Whether all rows of a key that this site has forwarded are in its log."""
         marks = self.marks.get(key)
-        return (marks.get(self._site, 0) if marks is not None else 0) >= self.counts.get(key, 0)
+        return (marks.get(self.origin, 0) if marks is not None else 0) >= self.counts.get(key, 0)
 
     def _stop_awaiting(self, ready: list[Row]) -> None:
         for row in ready:

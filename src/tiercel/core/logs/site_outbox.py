@@ -24,15 +24,17 @@ class FrameId(NamedTuple):
     sender: str
     inbox: str
     n: int
+    origin: str = ""  # the storage or the incarnation of the sender that numbers the frame
     mobile: bool = False
 
 
 class SiteOutbox:
     """The frames for one inbox of another site."""
 
-    def __init__(self, to: str, inbox: str, window: int) -> None:
+    def __init__(self, to: str, inbox: str, origin: str, window: int) -> None:
         self.to = to
         self.inbox = inbox
+        self.origin = origin  # of new frames: another storage may have used the same numbers
         self.window = window
         self.next_n = 1
         self.frames: dict[int, SiteFrame] = {}  # not settled, in order
@@ -62,7 +64,7 @@ class SiteOutbox:
         """Append a frame. Rule R6: a later `pump` sends it, once it is durable here."""
         n = self.next_n
         self.next_n = n + 1
-        frame = SiteFrame(self.inbox, n, rows, notice, outputs)
+        frame = SiteFrame(self.inbox, self.origin, n, rows, notice, outputs)
         self.frames[n] = frame
         self.watermarks[n] = watermark_ms
         self._unsent[n] = None
@@ -103,8 +105,21 @@ class SiteOutbox:
     def under_way(self) -> int:
         return len(self._inflight)
 
+    def has(self, origin: str, n: int) -> bool:
+        """Whether a receipt is about a frame of this outbox. Rule R43: not one of an earlier storage."""
+        frame = self.frames.get(n)
+        return frame is not None and frame.origin == origin
+
     def taken(self, frames: list[int]) -> None:
         self._inflight.difference_update(frames)
+
+    def again(self, frames: list[int]) -> None:
+        """Send these frames again, behind all others."""
+        for n in frames:
+            if n in self.frames:
+                self._inflight.discard(n)
+                self._unsent.pop(n, None)
+                self._unsent[n] = None
 
     def settled(self, step: Step, frames: list[int]) -> list[FrameId]:
         """Forget these frames; returns the inbound frames that waited for them."""
@@ -122,10 +137,11 @@ class SiteOutbox:
 class InboundFrame:
     """A received frame that is not settled, and the rows and frames that it waits for."""
 
-    __slots__ = ("forwarded", "held", "id", "taken")
+    __slots__ = ("forwarded", "held", "id", "missing", "taken")
 
     def __init__(self, frame_id: FrameId) -> None:
         self.id = frame_id
         self.held = 0
         self.forwarded = 0  # frames of this site that forward rows of it
+        self.missing = 0  # rows that were over the limit: the frame must be sent again
         self.taken = False

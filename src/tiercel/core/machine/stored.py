@@ -125,6 +125,7 @@ class FramePlace(msgspec.Struct, frozen=True, array_like=True):
 
 TABLES: Final[dict[str, Any]] = {
     # a router's
+    "storage": int,  # the incarnation that created this storage
     "head": tuple[int, int, int],
     "trimmed": int,
     "ends": list[tuple[int, int]],

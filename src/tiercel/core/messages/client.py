@@ -47,19 +47,22 @@ class Produce(Message, frozen=True):
 
 
 class ProduceMobile(Message, frozen=True):
-    """Rows of a mobile source: (key, event time, payload, n), n gap-free per key."""
+    """Rows of a mobile source: (key, event time, payload, n), n gap-free per key within its incarnation."""
 
     source: str
+    incarnation: str
     frame: int
     stream: str
     rows: list[tuple[Key, int, Any, int]]
 
 
 class MobileReceipt(Message, frozen=True):
-    """These frames of a mobile source are durable."""
+    """These frames of a mobile source are durable; those of `again` are to be sent once more."""
 
     source: str
+    origin: str  # of the frames
     frames: list[int]
+    again: tuple[int, ...] = ()
 
 
 class RangeQuery(Message, frozen=True):

@@ -89,6 +89,7 @@ class SiteFrame(Message, frozen=True):
     """One numbered frame of the site outbox for (link, inbox), with stamped rows or a notice."""
 
     inbox: str
+    origin: str  # the sender's storage, which numbers its frames
     n: int
     rows: list[Row]
     notice: AnyNotice | None = None
@@ -100,11 +101,16 @@ class SiteFrame(Message, frozen=True):
 
 
 class SiteFrameReceipt(Message, frozen=True):
-    """`taken`: the sender may send more. `settled`: every row is in the log of its owner, at any site."""
+    """`taken`: the sender may send more. `settled`: every row is in the log of its owner, at any site.
+
+    `again`: a row of the frame was over the limit of held rows when the frame came, and is next now.
+    """
 
     inbox: str
+    origin: str  # of the frames
     taken: list[int]
     settled: list[int]
+    again: tuple[int, ...] = ()
 
 
 class OwnerChanged(Message, frozen=True):

@@ -8,7 +8,8 @@ A row is a plain tuple, because a process handles millions of them:
     (key, event_time_ms, payload)                       as a producer sends it
     (key, event_time_ms, payload, origin, n, epoch)     between sites ("stamped")
 
-`origin` and `n` number the rows of one key gap-free per origin (a site or a mobile source). With them the
+`origin` and `n` number the rows of one key gap-free per origin (the storage of a site, or an incarnation
+of a mobile source). With them the
 key's sequencer drops repeated rows and holds early ones, whatever path they took. `epoch` is the epoch of
 the sender's routing entry. Only the two ends decode a payload, so they encode it once (spark/rows).
 
@@ -32,6 +33,16 @@ Position = tuple[int, int]  # (stage, offset) of moving keys: SHADOW offsets are
 SHADOW, OWN = 0, 1
 
 INITIAL = -2  # event time of a row that is initial state, not a tuple
+
+
+def site_origin(site: str, storage: int) -> str:
+    """The origin of rows that a site numbers: another storage of the site numbers anew, as another origin."""
+    return f"{site}@{storage}"
+
+
+def mobile_origin(source: str, incarnation: str) -> str:
+    """The origin of rows that a mobile source numbers. Without its counters it is another incarnation."""
+    return f"{source}@{incarnation}"
 
 
 class Tick(msgspec.Struct, frozen=True, tag=True):

@@ -56,27 +56,31 @@ class Forwarding:
         outbox.add(step, self._watermarks.intake_promise(inbox.name), rows, via=via)
 
     def on_frame(self, step: Step, sender: str, frame: m.SiteFrame) -> None:
+        frame_id = FrameId(sender, frame.inbox, frame.n, frame.origin)
         if frame.outputs is not None:
             log = self.state.streams[frame.inbox]
-            if frame.n == log.received.get(sender, 0) + 1:
-                log.received[sender] = frame.n
-                step.put(("received", frame.inbox, sender), frame.n)
+            if log.is_next(frame.origin, frame.n):
+                log.received[frame.origin] = frame.n
+                step.put(("received", frame.inbox, frame.origin), frame.n)
                 log.append(step, frame.outputs)
-            if frame.n <= log.received.get(sender, 0):
-                self.receipt(step, sender, frame.inbox, frame.n)
+            if frame.n <= log.received.get(frame.origin, 0):
+                self.receipt(step, frame_id)
             return
         if frame.notice is not None:
             self._listener.on_notice(step, sender, frame.notice)
-            self.receipt(step, sender, frame.inbox, frame.n)
+            self.receipt(step, frame_id)
             return
-        frame_id = FrameId(sender, frame.inbox, frame.n)
+        inbox = self.state.inboxes[frame.inbox]
         known = self.state.inbound.get(frame_id)
-        if known is not None:  # a repeat while its rows are held or forwarded: our receipt was lost
-            known.taken = False
-            self.take(step, known)
-            return
-        inbound = self.state.inbound[frame_id] = InboundFrame(frame_id)
-        self.sequence(step, self.state.inboxes[frame.inbox], frame.rows, inbound)
+        if known is not None:
+            known.taken = False  # it fills the sender's window again
+            if not known.missing:  # its rows are held or forwarded: our receipt was lost
+                self.take(step, known)
+                return
+        inbound = known or InboundFrame(frame_id)
+        self.state.inbound[frame_id] = inbound
+        inbox.sequencer.frame_came_again(inbound)
+        self.sequence(step, inbox, frame.rows, inbound)
         self.settle_inbound(step)
 
     def sequence(self, step: Step, inbox: Inbox, rows: list[Row], inbound: InboundFrame) -> None:
@@ -122,17 +126,26 @@ class Forwarding:
         for frame_id, inbound in list(self.state.inbound.items()):
             if frame_id not in self.state.inbound:
                 continue
-            if inbound.held or inbound.forwarded:
+            if inbound.held or inbound.forwarded or inbound.missing:
                 self.take(step, inbound)
                 continue
             del self.state.inbound[frame_id]
             if frame_id.mobile:
                 self._mobile_receipt(step, frame_id)
             else:
-                self.receipt(step, frame_id.sender, frame_id.inbox, frame_id.n)
+                self.receipt(step, frame_id)
+        for inbox in self.state.inboxes.values():
+            for inbound in inbox.sequencer.take_wanted():
+                self._ask_again(step, inbound.id)
+
+    def _ask_again(self, step: Step, frame: FrameId) -> None:
+        if frame.mobile:
+            step.send(frame.sender, m.MobileReceipt(frame.sender, frame.origin, [], (frame.n,)))
+        else:
+            step.send(frame.sender, m.SiteFrameReceipt(frame.inbox, frame.origin, [], [], (frame.n,)))
 
     def _mobile_receipt(self, step: Step, frame: FrameId) -> None:
-        step.send_durable(frame.sender, m.MobileReceipt(frame.sender, [frame.n]))
+        step.send_durable(frame.sender, m.MobileReceipt(frame.sender, frame.origin, [frame.n]))
 
     def take(self, step: Step, inbound: InboundFrame) -> None:
         """Open the sender's window: rows that would close a gap may follow the held ones."""
@@ -141,34 +154,32 @@ class Forwarding:
         frame = inbound.id
         inbound.taken = True
         if frame.mobile:
-            if not inbound.held:
+            if not inbound.held and not inbound.missing:
                 self._mobile_receipt(step, frame)
         elif frame.sender != self.state.site:
-            step.send(frame.sender, m.SiteFrameReceipt(frame.inbox, [frame.n], []))
+            step.send(frame.sender, m.SiteFrameReceipt(frame.inbox, frame.origin, [frame.n], []))
 
     def may_open_window(self, inbound: InboundFrame) -> bool:
         """Rule R30: held rows do not close the window of the frames that would release them."""
-        if inbound.taken:
-            return False
-        return not inbound.held or self.held_rows() <= self.state.settings.held_rows_max
+        return not inbound.taken
 
-    def held_rows(self) -> int:
-        return sum(inbox.sequencer.held_rows for inbox in self.state.inboxes.values())
-
-    def receipt(self, step: Step, sender: str, inbox: str, n: int) -> None:
-        if sender == self.state.site:
-            self.on_receipt(step, sender, m.SiteFrameReceipt(inbox, [], [n]))
+    def receipt(self, step: Step, frame: FrameId) -> None:
+        n = frame.n
+        if frame.sender == self.state.site:
+            self.on_receipt(step, frame.sender, m.SiteFrameReceipt(frame.inbox, frame.origin, [], [n]))
         else:
-            step.send_durable(sender, m.SiteFrameReceipt(inbox, [n], [n]))
+            step.send_durable(frame.sender, m.SiteFrameReceipt(frame.inbox, frame.origin, [n], [n]))
 
     def on_receipt(self, step: Step, sender: str, message: m.SiteFrameReceipt) -> None:
         outbox = self.state.outbox(sender, message.inbox)
-        outbox.taken(message.taken)
-        for frame_id in outbox.settled(step, message.settled):
+        settled = [n for n in message.settled if outbox.has(message.origin, n)]
+        outbox.taken([n for n in message.taken if outbox.has(message.origin, n)])
+        outbox.again([n for n in message.again if outbox.has(message.origin, n)])
+        for frame_id in outbox.settled(step, settled):
             inbound = self.state.inbound.get(frame_id)
             if inbound is not None:
                 inbound.forwarded -= 1
-        for n in message.settled:
+        for n in settled:
             self._listener.on_frame_settled(step, FrameId(sender, message.inbox, n))
         self.settle_inbound(step)
         outbox.pump(step)
@@ -177,8 +188,9 @@ class Forwarding:
     def deliver_to_self(self, step: Step, outbox: SiteOutbox) -> None:
         """Deliver the outbox to this site itself: rows of keys that returned before their older rows did."""
         for n in [n for n in outbox.frames if n <= outbox.durable_n]:
-            if FrameId(self.state.site, outbox.inbox, n) not in self.state.inbound:
-                self.on_frame(step, self.state.site, outbox.frames[n])
+            frame = outbox.frames[n]
+            if FrameId(self.state.site, outbox.inbox, n, frame.origin) not in self.state.inbound:
+                self.on_frame(step, self.state.site, frame)
 
     def unsettled_outputs(self, operator: str) -> set[FrameId]:
         """Frames with outputs of this operator that have not arrived."""

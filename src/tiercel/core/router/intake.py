@@ -9,7 +9,7 @@ from __future__ import annotations
 from tiercel.core import messages as m
 from tiercel.core.logs.site_outbox import FrameId, InboundFrame
 from tiercel.core.machine.step import Step
-from tiercel.core.model.log import Output, Row
+from tiercel.core.model.log import Output, Row, mobile_origin
 from tiercel.core.router.forwarding import Forwarding
 from tiercel.core.router.outputs import FanOut
 from tiercel.core.router.state import RouterState
@@ -93,15 +93,17 @@ class Intake:
     def on_produce_mobile(self, step: Step, sender: str, message: m.ProduceMobile) -> None:
         """Accept rows of a mobile source, which numbers them; only the key's sequencer checks the numbers."""
         self.state.rows += len(message.rows)
-        frame = FrameId(sender, message.stream, message.frame, mobile=True)
+        origin = mobile_origin(message.source, message.incarnation)
+        frame = FrameId(sender, message.stream, message.frame, origin, mobile=True)
         known = self.state.inbound.get(frame)
-        if known is not None:
+        if known is not None and not known.missing:
             known.taken = False
             self._forwarding.take(step, known)
             return
-        inbound = self.state.inbound[frame] = InboundFrame(frame)
+        inbound = self.state.inbound.setdefault(frame, InboundFrame(frame))
         for operator in self.state.consumers(message.stream):
             inbox, facts = self.state.inboxes[operator], self.state.topology.operators[operator]
+            inbox.sequencer.frame_came_again(inbound)
             tag = facts.inputs.index(message.stream)
             more = (inbox.broadcast,) if facts.broadcast else ()
             rows = [
@@ -109,7 +111,7 @@ class Intake:
                     key,
                     event_time,
                     (tag, payload, *more) if facts.numbers_inputs else payload,
-                    message.source,
+                    origin,
                     n,
                     inbox.table.route(key).epoch,
                 )
@@ -123,6 +125,7 @@ class Intake:
                     here.append(row)
                 else:
                     outbound.setdefault(site, []).append(row)
+                    inbox.sequencer.came_again(row, (inbound,))
             self.state.entering[operator].count(rows, len(rows))
             inbox.sequence(step, here, (inbound,))
             for site, stamped in outbound.items():

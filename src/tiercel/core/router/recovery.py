@@ -30,5 +30,13 @@ def load_items(items: dict[StorageKey, Any], loaders: dict[str, Loader]) -> None
             loaders[key[0]](key, value)
 
 
+def as_older_copy(items: dict[StorageKey, Any]) -> dict[StorageKey, Any]:
+    """The items of a copy that may lack the last writes of its storage, such as a backup.
+
+    Rule R43: the numbers behind the copy may have been used. The router numbers anew, as another origin.
+    """
+    return {key: value for key, value in items.items() if key != ("storage",)}
+
+
 def not_loaded(key: StorageKey, value: Any) -> None:
     """Skip log entries: they stay in storage until a reader needs them."""

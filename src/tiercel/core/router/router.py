@@ -99,6 +99,8 @@ class Router:
         self._retrying = False
         self._unsynced: deque[tuple[int, list[tuple[Inbox, int]], list[tuple[SiteOutbox, int]]]] = deque()
         self._recovered = False
+        self._is_new = ("storage",) not in items  # a new storage, or an older copy: it numbers anew
+        state.storage = items.get(("storage",), incarnation)
         load_items(items, self._loaders())
 
     # -- the moves of this site, for tests and status ----------------------------------------------
@@ -159,6 +161,7 @@ class Router:
             **dict.fromkeys(self.moves.tables, self.moves.load),
             "source": self.watermarks.load,
             **dict.fromkeys(BATCH_TABLES, self.batches.load),
+            "storage": not_loaded,
             "inbox": not_loaded,
         }
 
@@ -170,7 +173,10 @@ class Router:
 
     def _recover(self, step: Step) -> None:
         """The first step of an incarnation, before its first event."""
+        if self._is_new:
+            step.put(("storage",), self.state.storage)
         for inbox in self.inboxes.values():
+            inbox.sequencer.begin_origin(step, self.state.origin, new=self._is_new)
             inbox.begin_incarnation(step, self.incarnation)
         self.moves.recover(step)
         for inbox in self.inboxes.values():

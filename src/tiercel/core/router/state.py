@@ -12,6 +12,7 @@ from tiercel.core.logs.producers import ProducerTable
 from tiercel.core.logs.site_outbox import FrameId, InboundFrame, SiteOutbox
 from tiercel.core.machine.step import Journal
 from tiercel.core.machine.stored import LogReader
+from tiercel.core.model.log import site_origin
 from tiercel.core.model.routing import RoutingTable
 from tiercel.core.model.topology import Topology, site_of
 from tiercel.core.router.load_sample import LoadSample
@@ -43,6 +44,7 @@ class RouterState:
         self.outboxes: dict[tuple[str, str], SiteOutbox] = {}
         self.connected: set[str] = set()
         self.inbound: dict[FrameId, InboundFrame] = {}
+        self.storage = 0  # the incarnation that created this router's storage; 0: unknown yet
         self.streams = {
             s.name: OutputLog(s.name, settings)
             for s in topology.streams.values()
@@ -55,6 +57,11 @@ class RouterState:
         self.entering = {name: LoadSample(operator.slots) for name, operator in topology.operators.items()}
         self.rows = self.outputs = 0  # accepted and admitted by this incarnation, for `gauges`
 
+    @property
+    def origin(self) -> str:
+        """The name under which this site numbers rows and frames. Rule R43: each storage has its own."""
+        return site_origin(self.site, self.storage)
+
     def consumers(self, stream: str) -> tuple[str, ...]:
         """The operators that read a stream."""
         return self._consumers.get(stream, ())
@@ -66,6 +73,8 @@ class RouterState:
     def outbox(self, to: str, inbox: str) -> SiteOutbox:
         outbox = self.outboxes.get((to, inbox))
         if outbox is None:
-            outbox = self.outboxes[to, inbox] = SiteOutbox(to, inbox, self.settings.site_frames_max)
+            outbox = self.outboxes[to, inbox] = SiteOutbox(
+                to, inbox, self.origin, self.settings.site_frames_max
+            )
             outbox.connected = to in self.connected
         return outbox

@@ -15,13 +15,17 @@ from tiercel.runtime.backup.lazy_restore import LazyRestore, ValueLocation
 from tiercel.runtime.backup.location import Location
 from tiercel.runtime.backup.process_backup import ProcessBackup, ReadRequest
 from tiercel.runtime.backup.segment_file import Header
-from tiercel.runtime.storage.codec import Pair, is_state
+from tiercel.runtime.storage.codec import Pair, encode_key, is_state
 from tiercel.runtime.storage.directory import replace_store
 from tiercel.runtime.storage.store import RESTORING
 
 AFTER_DAMAGE = (
     1 << 32
 )  # added to the batches of a state restored in place of a damaged one, to tell the two apart
+
+
+# A backup may lack the last writes of a router, whose numbers may have been used: see `as_older_copy`.
+NUMBERS_ANEW: Pair = (encode_key(("storage",)), None)
 
 
 def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) -> Header:
@@ -32,6 +36,7 @@ def restore(backup: ProcessBackup, directory: Path, up_to: int | None = None) ->
         for segment in backup.segments(up_to):
             last[:] = [segment.header]
             yield segment.pairs
+        yield [NUMBERS_ANEW]
 
     def numbers() -> tuple[int, int]:
         more = AFTER_DAMAGE if up_to is not None else 0
@@ -45,7 +50,7 @@ def restore_lazily(backup: ProcessBackup, directory: Path) -> LazyRestore:
     """Restore everything but the states of keys; returns the lazy restore of those."""
     last, pairs, locations = read_outline(backup)
     numbers = (max(backup.last_incarnation(), last.incarnation), last.through)
-    replace_store(directory, [[*pairs.items(), (RESTORING, b"1")]], lambda: numbers)
+    replace_store(directory, [[*pairs.items(), NUMBERS_ANEW, (RESTORING, b"1")]], lambda: numbers)
     return LazyRestore(backup, locations)
 
 

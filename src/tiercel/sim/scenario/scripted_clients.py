@@ -70,7 +70,7 @@ class ScriptedMobile:
     def __init__(self, script: Journey, encodes: bool = False) -> None:
         self.script = script
         self._encodes = encodes
-        self.source = MobileSource(script.name, script.stops[0][1])
+        self.source = MobileSource(script.name, script.stops[0][1], "1")
         self.submitted = 0
         self.stop = 0
         self._armed = False
