@@ -228,6 +228,26 @@ def test_subscriber_begins_after_the_given_offset(tmp_path: Path) -> None:
             Subscriber(place, OUTPUT, after=99)
 
 
+def test_named_subscription_continues_behind_what_its_last_program_has_processed(tmp_path: Path) -> None:
+    place = make_place(tmp_path, stream_entries_max=5, stream_tail_max=3)
+    with running(router_host(place), instance_host(place)), Producer(place, INPUT, name="p") as producer:
+        with Subscriber(place, OUTPUT, after=0, subscription="billing") as reader:
+            for n in range(4):
+                producer.send(rows(n, 1))
+                collect(reader, 1)
+            assert reader.poll(0.1) == []  # the fourth is processed
+            until(lambda: reader._machine.processed == 4, "it never counts as processed")
+        for n in range(4, 20):
+            producer.send(rows(n, 1))
+            producer.flush()
+        with Subscriber(place, OUTPUT, subscription="billing") as again:
+            assert [entry.offset for entry in collect(again, 16)] == list(range(5, 21))
+            again.end_subscription()
+            producer.send(rows(20, 1))
+            collect(again, 1)
+            until(lambda: stream_range(place, OUTPUT)[0] > 1, "it still holds the log")
+
+
 def test_trimmed_offset_is_refused_with_the_available_range(tmp_path: Path) -> None:
     place = make_place(tmp_path, stream_entries_max=5, stream_tail_max=3)
     with running(router_host(place), instance_host(place)), Producer(place, INPUT, name="p") as producer:

@@ -173,7 +173,9 @@ class Subscriber:
 
     With `after=None` it starts at the end of the stream at the time of the first connection. With
     `range_first` it queries the stream's range before each subscription, and so notices an offset outside
-    of it. With `entries_max` it requests nothing more while that many entries have not been taken.
+    of it. With `entries_max` it requests nothing more while that many entries have not been taken. With the
+    name of a `subscription` the log keeps what this reader has not processed, and `after=None` continues
+    there; entries count as processed when the caller takes the next ones.
     """
 
     def __init__(
@@ -184,6 +186,7 @@ class Subscriber:
         *,
         range_first: bool = False,
         entries_max: int | None = None,
+        subscription: str = "",
     ) -> None:
         self.stream = stream
         self.home = home
@@ -194,6 +197,9 @@ class Subscriber:
         self._from_now = after is None
         self._range_first = range_first or after is None
         self._entries_max = entries_max
+        self.subscription = subscription
+        self.processed = -1
+        self._taken = -1
         self._owes_consumed = False
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
@@ -201,12 +207,12 @@ class Subscriber:
             case Connected(peer=self.home):
                 self._owes_consumed = False  # a new subscription begins with full credit
                 if self._range_first:
-                    return [Send(self.home, m.RangeQuery(self.stream))]
+                    return [Send(self.home, m.RangeQuery(self.stream, self.subscription))]
                 return self._subscribe()
             case Disconnected(peer=self.home):
                 self.subscribed = False
             case Received(message=m.RangeReply(stream=self.stream) as reply) if not self.subscribed:
-                return self._on_range(reply.first, reply.last)
+                return self._on_range(reply.first, reply.last, reply.mark)
             case Received(message=m.Publish(stream=self.stream) as publish) if not self.refused:
                 return self._on_publish(publish.entries)
             case _:
@@ -216,21 +222,38 @@ class Subscriber:
     def take(self) -> tuple[list[StreamEntry], list[Effect]]:
         """The entries that have arrived, and the effects of taking them (credit for more)."""
         taken, self.entries = self.entries, []
-        if not self._owes_consumed:
+        progress = self._taken > self.processed
+        self.processed = self._taken
+        if taken:
+            self._taken = taken[-1].offset
+        if not self._owes_consumed and not (self.subscription and progress):
             return taken, []
         self._owes_consumed = False
-        return taken, [Send(self.home, m.Consumed(self.stream, self.offset))]
+        return taken, [Send(self.home, self._consumed())]
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` returns entries, or says that the last ones are processed."""
+        return bool(self.entries) or bool(self.subscription and self._taken > self.processed)
+
+    def finish(self) -> list[Effect]:
+        """All entries that were taken are processed; the subscription's mark says so."""
+        self.processed = self._taken
+        return [Send(self.home, self._consumed())] if self.subscription and self.subscribed else []
+
+    def _consumed(self) -> m.Consumed:
+        return m.Consumed(self.stream, self.offset, self.processed if self.subscription else -1)
 
     def _subscribe(self) -> list[Effect]:
         self.subscribed = True
-        return [Send(self.home, m.Subscribe(self.stream, self.offset))]
+        return [Send(self.home, m.Subscribe(self.stream, self.offset, self.subscription))]
 
-    def _on_range(self, first: int, last: int) -> list[Effect]:
+    def _on_range(self, first: int, last: int, mark: int) -> list[Effect]:
         if first < 0:
             self.refused = f"site {self.home} keeps no log of the stream {self.stream!r}"
         elif self._from_now:
             self._from_now = False
-            self.offset = last
+            self.offset = last if mark < 0 else mark
         elif not first - 1 <= self.offset <= last:
             which = "are no longer kept" if self.offset < first else "do not exist yet"
             self.refused = (
@@ -255,4 +278,4 @@ class Subscriber:
         if self._entries_max is not None and len(self.entries) >= self._entries_max:
             self._owes_consumed = True
             return []
-        return [Send(self.home, m.Consumed(self.stream, self.offset))]
+        return [Send(self.home, self._consumed())]

@@ -27,11 +27,12 @@ class Settings(msgspec.Struct, frozen=True):
     backlog_rows_max: int = 1_000_000  # unprocessed rows of one inbox; producers wait beyond it
     site_frames_max: int = 1_024  # frames of one outbox sent and not acknowledged
     outbox_frames_max: int = 100_000  # frames of one outbox kept; producers wait beyond it
-    held_rows_max: int = 100_000  # rows held before append; beyond it the outboxes that bring them wait
+    held_rows_max: int = 100_000  # rows of one inbox held before append; those beyond it are sent again later
     shadow_entries_max: int = 100_000  # entries of a move's shadow; beyond it the move is undone
     withheld_max: int = 100_000  # withheld outputs of a destination; beyond it the keys wait
     stream_tail_max: int = 4_096  # entries of an output log kept in memory; older ones are read
     stream_entries_max: int = 1_000_000  # entries of an output log kept at all
+    subscription_entries_max: int = 1_000_000  # more for named subscriptions; 0: none are kept for them
     publish_entries_max: int = 1_024  # entries sent to a subscriber that it has not consumed
     capture_pause_ms: float = 2.0  # pause between two steps of long work: most of a core stays free
     chunk_keys_max: int = 64  # keys captured in one step, so that other keys do not wait long
@@ -50,6 +51,8 @@ class Settings(msgspec.Struct, frozen=True):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if name == "memory_bytes_max":
                 fits, expected = number and 0 <= value <= 1e15, "0 for no limit, or bytes, at most 1e15"
+            elif name == "subscription_entries_max":
+                fits, expected = number and 0 <= value <= 1e9, "0 to keep nothing, or at most 1e9"
             else:
                 fits, expected = number and 0 < value <= 1e9, "a number above 0 and at most 1e9"
             if not fits:

@@ -15,15 +15,18 @@ from tiercel.core.machine.step import Step
 from tiercel.core.model.log import Output, StreamEntry
 from tiercel.core.settings import Settings
 
+TABLES = ("stream_head", "stream_trimmed", "subscription", "received")
+
 
 class SubscriberCursor:
     """The sent and consumed positions of one subscriber."""
 
-    __slots__ = ("consumed", "reading", "sent")
+    __slots__ = ("consumed", "reading", "sent", "subscription")
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after: int, subscription: str) -> None:
         self.sent = after
         self.consumed = after
+        self.subscription = subscription  # its name, if it is a durable one
         self.reading = False
 
 
@@ -34,6 +37,9 @@ class OutputLog:
         self.name = name
         self.settings = settings
         self.offset = 0
+        self.trimmed = 0  # entries up to here are deleted
+        self.marks: dict[str, int] = {}  # named subscription -> entries up to here are processed
+        self._unstored_marks: set[str] = set()
         self.tail: dict[int, StreamEntry] = {}
         self.received: dict[str, int] = {}  # origin of frames -> last frame appended
         self.subscribers: dict[str, SubscriberCursor] = {}
@@ -43,11 +49,18 @@ class OutputLog:
         self._new = False
 
     def load(self, key: StorageKey, value: int) -> None:
-        """Load the stored end of the log, or the number of a site's last frame in it."""
-        if key[0] == "stream_head":
-            self.offset = self.visible = value
-        else:
-            self.received[key[2]] = value
+        """Load the stored ends of the log, a named subscription, or the number of a site's last frame."""
+        match key:
+            case ("stream_head", _):
+                self.offset = self.visible = value
+            case ("stream_trimmed", _):
+                self.trimmed = value
+            case ("subscription", _, name):
+                self.marks[name] = value
+            case ("received", _, origin):
+                self.received[origin] = value
+            case _:
+                raise KeyError(key)
 
     def is_next(self, origin: str, n: int) -> bool:
         """Whether a frame with outputs follows the last one. A new storage may begin with any number."""
@@ -57,7 +70,26 @@ class OutputLog:
     @property
     def first(self) -> int:
         """The offset of the oldest retained entry."""
-        return max(1, self.offset - self.settings.stream_entries_max + 1)
+        return self.trimmed + 1
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this step has appended an entry."""
+        return self._new
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether producers must wait for a named subscription that lags."""
+        kept_max = self.settings.stream_entries_max + self.settings.subscription_entries_max
+        return self._holds() and self.offset - min(self.marks.values()) > kept_max
+
+    def _holds(self) -> bool:
+        return bool(self.marks) and self.settings.subscription_entries_max > 0
+
+    def trim_point(self) -> int:
+        """The offset up to which no entry is kept: neither by number, nor for a named subscription."""
+        point = self.offset - self.settings.stream_entries_max
+        return min(point, *self.marks.values()) if self._holds() else point
 
     def append(self, step: Step, outputs: Sequence[Output]) -> None:
         self.offset += 1
@@ -67,8 +99,16 @@ class OutputLog:
         step.put(("inbox", self.name, self.offset), entry)
         step.put(("stream_head", self.name), self.offset)
         self.tail.pop(self.offset - self.settings.stream_tail_max, None)
-        if self.offset > self.settings.stream_entries_max:
-            step.delete(("inbox", self.name, self.offset - self.settings.stream_entries_max))
+        point = min(self.trim_point(), self.trimmed + self.settings.trim_entries_max)
+        if point > self.trimmed:
+            for offset in range(self.trimmed + 1, point + 1):
+                step.delete(("inbox", self.name, offset))
+            self.trimmed = point
+            step.put(("stream_trimmed", self.name), point)
+        if self._unstored_marks:
+            for name in sorted(self._unstored_marks):
+                step.put(("subscription", self.name, name), self.marks[name])
+            self._unstored_marks.clear()
 
     def written(self, seq: int) -> None:
         if self._new:
@@ -84,15 +124,29 @@ class OutputLog:
         for subscriber in self.subscribers:
             self.publish(step, subscriber)
 
-    def subscribe(self, step: Step, subscriber: str, after: int) -> None:
+    def subscribe(self, step: Step, subscriber: str, message: m.Subscribe) -> None:
         self.unsubscribe(subscriber)
-        self.subscribers[subscriber] = SubscriberCursor(after)
+        name = message.subscription
+        self.subscribers[subscriber] = SubscriberCursor(message.after, name)
+        if name and name not in self.marks:
+            self.marks[name] = message.after
+            step.put(("subscription", self.name, name), message.after)
         self.publish(step, subscriber)
 
-    def consumed(self, step: Step, subscriber: str, offset: int) -> None:
+    def end_subscription(self, step: Step, name: str) -> None:
+        """Keep nothing for a named subscription any more."""
+        if self.marks.pop(name, None) is not None:
+            self._unstored_marks.discard(name)
+            step.delete(("subscription", self.name, name))
+
+    def consumed(self, step: Step, subscriber: str, message: m.Consumed) -> None:
         reading = self.subscribers.get(subscriber)
         if reading is not None:
-            reading.consumed = max(reading.consumed, offset)
+            reading.consumed = max(reading.consumed, message.offset)
+            name = reading.subscription
+            if message.processed > self.marks.get(name, message.processed):
+                self.marks[name] = message.processed
+                self._unstored_marks.add(name)  # the next entry stores it: an older mark only keeps more
             self.publish(step, subscriber)
 
     def unsubscribe(self, subscriber: str) -> None:

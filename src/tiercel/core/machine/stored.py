@@ -148,6 +148,8 @@ TABLES: Final[dict[str, Any]] = {
     "outbox": tuple[SiteFrame, int],
     "outbox_next": int,
     "stream_head": int,
+    "stream_trimmed": int,
+    "subscription": int,
     "received": int,
     "outgoing": OutgoingMoveRecord,
     "incoming": IncomingMoveRecord,

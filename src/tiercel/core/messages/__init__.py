@@ -25,6 +25,7 @@ from tiercel.core.messages.batch import (
 )
 from tiercel.core.messages.client import (
     Consumed,
+    EndSubscription,
     Hello,
     MobileReceipt,
     Produce,
@@ -34,6 +35,7 @@ from tiercel.core.messages.client import (
     Publish,
     RangeQuery,
     RangeReply,
+    StreamCongested,
     Subscribe,
 )
 from tiercel.core.messages.instance import (
@@ -130,6 +132,7 @@ __all__ = [
     "EmittedNotice",
     "EmittedThrough",
     "EndOfKeys",
+    "EndSubscription",
     "FlipToDestination",
     "FlipToSource",
     "Forget",
@@ -173,6 +176,7 @@ __all__ = [
     "StateComplete",
     "StatusQuery",
     "StatusReply",
+    "StreamCongested",
     "Subscribe",
     "TakeoverRequest",
     "Unsubscribe",

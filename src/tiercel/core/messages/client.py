@@ -66,9 +66,10 @@ class MobileReceipt(Message, frozen=True):
 
 
 class RangeQuery(Message, frozen=True):
-    """A subscriber asks for the range of a stream's log."""
+    """A subscriber asks for the range of a stream's log, and for the mark of its named subscription."""
 
     stream: str
+    subscription: str = ""
 
 
 class RangeReply(Message, frozen=True):
@@ -77,20 +78,40 @@ class RangeReply(Message, frozen=True):
     stream: str
     first: int
     last: int
+    mark: int = -1  # of the named subscription; -1: there is none
 
 
 class Subscribe(Message, frozen=True):
-    """A subscriber requests this stream's entries with `offset > after`."""
+    """A subscriber requests this stream's entries with `offset > after`.
+
+    With the name of a `subscription` the log keeps every entry behind the subscription's mark.
+    """
 
     stream: str
     after: int
+    subscription: str = ""
+
+
+class EndSubscription(Message, frozen=True):
+    """A named subscription is over: the log keeps nothing for it any more."""
+
+    stream: str
+    subscription: str
+
+
+class StreamCongested(Message, frozen=True):
+    """A named subscription lags too far behind: producers whose rows lead to this stream wait, or go on."""
+
+    stream: str
+    congested: bool
 
 
 class Consumed(Message, frozen=True):
-    """The subscriber has consumed all entries up to `offset`; the router may send more."""
+    """The subscriber has received all entries up to `offset`; the router may send more."""
 
     stream: str
     offset: int
+    processed: int = -1  # its caller has processed the entries up to here: the mark of a named subscription
 
 
 class Publish(Message, frozen=True):

@@ -71,7 +71,37 @@ class Intake:
         else:
             self.state.producers.acknowledge(step, to, producer)
 
+    def tell_congestion(self, step: Step) -> None:
+        """Tell all routers when named subscriptions of a stream begin or cease to slow producers down."""
+        for log in self.state.streams.values():
+            congested = log.is_congested
+            if congested != (log.name in self.state.congested_streams):
+                self._set_congested(log.name, congested=congested)
+                for site in sorted(self.state.connected & self.state.topology.sites.keys()):
+                    step.send(site, m.StreamCongested(log.name, congested))
+                self.release(step)
+
+    def repeat_congestion(self, step: Step, site: str) -> None:
+        """A router has connected: it knows nothing of the streams of this site."""
+        for name in self.state.streams:
+            if name in self.state.congested_streams:
+                step.send(site, m.StreamCongested(name, True))
+
+    def on_stream_congested(self, step: Step, sender: str, message: m.StreamCongested) -> None:
+        facts = self.state.topology.streams.get(message.stream)
+        if facts is not None and facts.home == sender:
+            self._set_congested(message.stream, congested=message.congested)
+            self.release(step)
+
+    def _set_congested(self, stream: str, *, congested: bool) -> None:
+        if congested:
+            self.state.congested_streams.add(stream)
+        else:
+            self.state.congested_streams.discard(stream)
+
     def congested(self, stream: str) -> bool:
+        if stream in self.state.congested_streams:
+            return True
         for operator in self.state.consumers(stream):
             if self.state.inboxes[operator].backlog_rows > self.state.settings.backlog_rows_max:
                 return True
@@ -133,7 +163,14 @@ class Intake:
         self._forwarding.settle_inbound(step)
 
     def disconnected(self, step: Step, peer: str) -> None:
-        """Drop the delayed ack of a producer that is gone: it asks again when it reconnects."""
+        """Drop the delayed ack of a producer that is gone: it asks again when it reconnects.
+
+        A home site that is gone says again which of its streams are congested when it is back.
+        """
+        streams = self.state.topology.streams
+        self.state.congested_streams -= {
+            name for name in self.state.congested_streams if streams[name].home == peer
+        }
         acks = self.state.deferred_acks
         for producer in [name for name, (to, _) in acks.items() if to == peer]:
             del acks[producer]

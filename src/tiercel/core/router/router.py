@@ -20,6 +20,7 @@ from tiercel.core.errors import CoreBug, ProtocolViolation, check_limit
 from tiercel.core.logs.batches import TABLES as BATCH_TABLES
 from tiercel.core.logs.dispatch import LIVE
 from tiercel.core.logs.inbox import TABLES, Inbox
+from tiercel.core.logs.output_log import TABLES as STREAM_TABLES
 from tiercel.core.logs.sequencer import HeldRow
 from tiercel.core.logs.site_outbox import FrameId, SiteOutbox
 from tiercel.core.machine.effects import Effect, StorageKey
@@ -157,7 +158,7 @@ class Router:
             **dict.fromkeys(TABLES, self._load_inbox),
             **dict.fromkeys(("producer", "producer_incarnation"), self.state.producers.load),
             **dict.fromkeys(("outbox", "outbox_next"), self.forwarding.load),
-            **dict.fromkeys(("stream_head", "received"), self._load_stream),
+            **dict.fromkeys(STREAM_TABLES, self._load_stream),
             **dict.fromkeys(self.moves.tables, self.moves.load),
             "source": self.watermarks.load,
             **dict.fromkeys(BATCH_TABLES, self.batches.load),
@@ -260,7 +261,8 @@ class Router:
                 self.outputs.on_outputs(step, message)
             case m.Consumed():
                 if message.stream in self.streams:
-                    self.streams[message.stream].consumed(step, sender, message.offset)
+                    self.streams[message.stream].consumed(step, sender, message)
+                    self.intake.tell_congestion(step)
             case m.BatchFrame() | m.BatchBegin() | m.BatchEnd():
                 self.batches.on_message(step, sender, message)
             case m.MoveOutputs():
@@ -282,14 +284,23 @@ class Router:
                 self.state.producers.hello(step, sender, message)
             case m.Subscribe():
                 if message.stream in self.streams:
-                    self.streams[message.stream].subscribe(step, sender, message.after)
+                    self.streams[message.stream].subscribe(step, sender, message)
             case m.Unsubscribe():
                 if message.stream in self.streams:
                     self.streams[message.stream].unsubscribe(sender)
+            case m.EndSubscription():
+                if message.stream in self.streams:
+                    self.streams[message.stream].end_subscription(step, message.subscription)
+                    self.intake.tell_congestion(step)
+            case m.StreamCongested():
+                self.intake.on_stream_congested(step, sender, message)
             case m.RangeQuery():
                 log = self.streams.get(message.stream)
-                first, last = (-1, -1) if log is None else (log.first, log.visible)
-                step.send(sender, m.RangeReply(message.stream, first, last))
+                if log is None:
+                    step.send(sender, m.RangeReply(message.stream, -1, -1))
+                else:
+                    mark = log.marks.get(message.subscription, -1)
+                    step.send(sender, m.RangeReply(message.stream, log.first, log.visible, mark))
             case m.Attach():
                 self.sessions.on_attach(step, message)
             case m.Resume():
@@ -307,6 +318,8 @@ class Router:
     def _finish(self, step: Step) -> list[Effect]:
         if self.watermarks.active:
             self.watermarks.promise(step)
+        if any([log.marks and log.is_new for log in self.streams.values()]):
+            self.intake.tell_congestion(step)
         for inbox in self.inboxes.values():
             for cursor in inbox.cursors.values():
                 if cursor.phase is not LIVE and cursor.wants_read():
@@ -373,6 +386,7 @@ class Router:
         if peer not in self.topology.sites:
             return
         self.forwarding.connected(step, peer)
+        self.intake.repeat_congestion(step, peer)
         self.watermarks.repeat_promises(step, peer)
 
     def _on_disconnected(self, step: Step, peer: str) -> None:

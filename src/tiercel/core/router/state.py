@@ -53,6 +53,7 @@ class RouterState:
         self.producers = ProducerTable()
         # producers whose acknowledgement waits for a slow reader -> (peer, stream)
         self.deferred_acks: dict[str, tuple[str, str]] = {}
+        self.congested_streams: set[str] = set()  # their named subscriptions lag: at home here, or elsewhere
         self.last_rows_ms: dict[str, float] = {}  # stream with an idle time-out -> time of its last rows
         self.entering = {name: LoadSample(operator.slots) for name, operator in topology.operators.items()}
         self.rows = self.outputs = 0  # accepted and admitted by this incarnation, for `gauges`

@@ -33,16 +33,29 @@ class Subscriber(Client):
     """Reads the entries of a stream, each once and in order, across restarts of the router.
 
     `after=None` begins with new entries, 0 with the first entry, n behind entry n. `at` is the site where the
-    subscriber is, if an emulated link lies between it and the home of the stream.
+    subscriber is, if an emulated link lies between it and the home of the stream. With the name of a
+    `subscription` the stream keeps what this reader has not processed, also while no program reads, and
+    `after=None` continues there. What a call has returned counts as processed at the next call.
     """
 
     def __init__(
-        self, deployment: DeploymentDir, stream: str, *, after: int | None = None, at: str = ""
+        self,
+        deployment: DeploymentDir,
+        stream: str,
+        *,
+        after: int | None = None,
+        at: str = "",
+        subscription: str = "",
     ) -> None:
         home = home_of(deployment.manifest(), stream)
         self._stream = stream
         self._machine = core.Subscriber(
-            stream, home, after, range_first=True, entries_max=BUFFERED_ENTRIES_MAX
+            stream,
+            home,
+            after,
+            range_first=True,
+            entries_max=BUFFERED_ENTRIES_MAX,
+            subscription=subscription,
         )
         self._fetched: deque[StreamEntry] = deque()  # fetched from the machine, not returned yet
         self._offset = 0 if after is None else after
@@ -95,6 +108,13 @@ class Subscriber(Client):
             raise self._no_answer(timeout_s)
         return found
 
+    def end_subscription(self) -> None:
+        """End the named subscription for good: the stream keeps nothing for it any more."""
+        self.connect()
+        with self._waiters:
+            self._unsent.append(Send(self._site, m.EndSubscription(self._stream, self._machine.subscription)))
+            self._loop_thread.wake()
+
     # -- attempts, in the caller's thread with the lock held -----------------------------------
 
     def _take(self) -> list[StreamEntry]:
@@ -118,9 +138,9 @@ class Subscriber(Client):
         return (entry,)
 
     def _fetch(self) -> None:
-        if not self._machine.entries:
-            if not self._fetched:
-                self._check()
+        if not self._machine.entries and not self._fetched:
+            self._check()
+        if not self._machine.has_news:
             return
         entries, effects = self._machine.take()
         self._fetched += entries

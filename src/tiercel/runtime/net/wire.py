@@ -214,7 +214,8 @@ def merged(earlier: m.Message, later: m.Message) -> m.Message | None:
                 later.lag,
             )
         case m.Consumed(), m.Consumed() if earlier.stream == later.stream:
-            return m.Consumed(later.stream, max(earlier.offset, later.offset))
+            processed = max(earlier.processed, later.processed)
+            return m.Consumed(later.stream, max(earlier.offset, later.offset), processed)
         case m.ProducerAck(), m.ProducerAck() if earlier.producer == later.producer:
             if earlier.greets is None:
                 return later

@@ -37,8 +37,8 @@ class Feature(NamedTuple):
 FEATURES: dict[str, Feature] = {
     "many-cars": Feature(overload.many_cars, 0.1),
     "large-state": Feature(overload.large_state, 0.15),
-    "small-limits": Feature(overload.small_limits, 0.15, by_default=False),
-    "short-output-logs": Feature(overload.short_output_logs, 0.1, by_default=False),
+    "small-limits": Feature(overload.small_limits, 0.15),
+    "short-output-logs": Feature(overload.short_output_logs, 0.1),
     "slow-consumers": Feature(overload.slow_consumers, 0.15),
     "mute-destinations": Feature(overload.mute_destinations, 0.1),
     "replacements": Feature(outages.beside, 0.1),

@@ -113,14 +113,15 @@ class Listener:
     """A subscriber that notes when each entry came."""
 
     def __init__(self, stream: str, home: str) -> None:
-        self.subscriber = Subscriber(stream, home)
+        self.subscriber = Subscriber(stream, home, subscription="listener")
+        self.entries: list[StreamEntry] = []
         self.seen_ms: list[float] = []
-
-    @property
-    def entries(self) -> list[StreamEntry]:
-        return self.subscriber.entries
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
         effects = self.subscriber.on_event(event, now_ms)
-        self.seen_ms += [now_ms] * (len(self.subscriber.entries) - len(self.seen_ms))
+        if self.subscriber.entries:
+            taken, more = self.subscriber.take()
+            self.entries += taken
+            self.seen_ms += [now_ms] * len(taken)
+            effects = [*effects, *more, *self.subscriber.finish()]
         return effects

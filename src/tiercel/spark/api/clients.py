@@ -157,14 +157,20 @@ class RowSubscriber:
     """Reads a stream's rows as they become durable."""
 
     def __init__(
-        self, deployment: DeploymentDir | str, stream: str, *, after: int | None = None, at: str = ""
+        self,
+        deployment: DeploymentDir | str,
+        stream: str,
+        *,
+        after: int | None = None,
+        at: str = "",
+        subscription: str = "",
     ) -> None:
         deployment = deployment if isinstance(deployment, DeploymentDir) else DeploymentDir(deployment)
         facts = stream_facts(deployment, stream)
         self._operator = facts.written_by or stream
         self.codec = RowCodec.of(facts)
         self._make = row_maker(self.codec.names)
-        self.client = Subscriber(deployment, stream, after=after, at=at)
+        self.client = Subscriber(deployment, stream, after=after, at=at, subscription=subscription)
 
     def poll(self, timeout_s: float = 1.0) -> list[ReceivedRow]:
         """The next rows; an empty list if none come within the time."""

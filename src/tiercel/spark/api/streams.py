@@ -351,16 +351,22 @@ class LiveStream(OperatorMethods):
         self._inputs = copy._inputs
         return copy._inputs[0][0]
 
-    def subscribe(self, *, after: int | None = None, at: str = "") -> RowSubscriber:
+    def subscribe(self, *, after: int | None = None, at: str = "", subscription: str = "") -> RowSubscriber:
         """A low-latency reader, from now on or after an offset (0: from the beginning).
 
         `at` is the site where the reader is, if an emulated link lies between it and the stream's home.
+
+        With the name of a `subscription` the stream keeps the rows that this reader has not processed, also
+        while no program reads, and slows producers down when these are too many. A reader of the same name
+        continues there.
 
         Starts the deployment.
         """
         stream = self.read()
         self._live.deploy()
-        subscriber = RowSubscriber(self._live.deployment, stream, after=after, at=at)
+        subscriber = RowSubscriber(
+            self._live.deployment, stream, after=after, at=at, subscription=subscription
+        )
         self._live.close_at_stop(subscriber.client)
         return subscriber
 
