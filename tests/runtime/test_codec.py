@@ -18,6 +18,7 @@ from tiercel.core.model.keys import KeySet
 from tiercel.core.model.log import Entry, StreamEntry
 from tiercel.core.model.topology import Stream
 from tiercel.core.router.router import Router
+from tiercel.core.settings import Settings
 from tiercel.runtime.net.lazy_outputs import encoder
 from tiercel.runtime.storage.store import Store
 
@@ -113,6 +114,14 @@ def with_batch_tasks() -> SmallDeployment:
     return driver
 
 
+def with_a_named_subscription() -> SmallDeployment:
+    driver = SmallDeployment(settings=Settings(stream_entries_max=2, trim_entries_max=2)).start()
+    driver.send("a", m.Subscribe("out", 0, "billing"), "reader")
+    traffic(driver)
+    driver.send("a", m.Consumed("out", 5, 5), "reader")
+    return traffic(driver)
+
+
 SCENES: list[Callable[[], SmallDeployment]] = [
     after_moves,
     in_the_middle,
@@ -122,6 +131,7 @@ SCENES: list[Callable[[], SmallDeployment]] = [
     with_dead_letters,
     with_event_time,
     with_batch_tasks,
+    with_a_named_subscription,
 ]
 
 
