@@ -181,7 +181,7 @@ def test_a_restarted_router_knows_the_last_broadcast_row() -> None:
 def test_a_mobile_source_gets_the_broadcast_row_of_the_site_it_is_at() -> None:
     site = Site(topology=BROADCAST)
     site.produce("limits", 50)
-    site.take(Received("car", m.ProduceMobile("car", 1, "positions", [(b"k", 9, b"9", 1)])))
+    site.take(Received("car", m.ProduceMobile("car", "1", 1, "positions", [(b"k", 9, b"9", 1)])))
     assert [row[2] for row in site.rows("one")] == [(0, b"9", b"50")]
 
 
