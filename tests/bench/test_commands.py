@@ -12,7 +12,7 @@ from tiercel.cli.bench import bench
 
 COMMANDS = (
     *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
-    *("memory", "checkpoint", "app"),
+    *("memory", "checkpoint", "app", "pipeline"),
 )
 RUNS = (*COMMANDS, "recover --sweep")
 
@@ -63,6 +63,10 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("app --during explode", "unknown change 'explode'"),
         ("app --set cars=0", "traffic: cars = '0'"),
         ("app --set cars", "--set 'cars'"),
+        ("pipeline --keys none", "'none' is not a number"),
+        ("pipeline --sink kafka", "unknown 'kafka'"),
+        ("pipeline --rates 1", "--rates 1 is out of range"),
+        ("pipeline --seconds 1", "--seconds 1 is out of range"),
         ("throughput --seconds 0", "--seconds 0 is out of range"),
         ("throughput --durability paper", "unknown 'paper'"),
         ("throughput --processors sum", "unknown 'sum'"),

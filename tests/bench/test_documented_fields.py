@@ -22,7 +22,7 @@ from documented import EVERY_FILE, fields, named, section
 from tiercel.bench.loadgen.load import Faults
 from tiercel.bench.loadgen.process import spread
 from tiercel.bench.metrics import Outputs
-from tiercel.bench.scenarios import checkpoint, latency, memory, recover, recover_sweep, throughput
+from tiercel.bench.scenarios import checkpoint, latency, memory, pipeline, recover, recover_sweep, throughput
 from tiercel.bench.scenarios import idle_overhead as idle
 from tiercel.bench.scenarios.recover import Steady
 from tiercel.bench.scenarios.recover_systems import VICTIM, Tiercel
@@ -38,7 +38,15 @@ def result_of(capsys: pytest.CaptureFixture[str], arguments: str, code: int) -> 
     assert cli.run_app(["bench", *arguments.split(), "--json"]) == code
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     optional = {"verdict", "events", "events_per_s", "keys", "instances_mb", "bytes_per_key", "changes"}
-    optional |= {"repeats", "spark", "cpu_us_per_tuple", "machine_stalls", "idle_ratio", "measured"}
+    optional |= {
+        "repeats",
+        "spark",
+        "cpu_us_per_tuple",
+        "machine_stalls",
+        "idle_ratio",
+        "measured",
+        "batches",
+    }
     assert fields(EVERY_FILE) - optional <= found.keys() <= fields(EVERY_FILE)
     return found
 
@@ -109,6 +117,34 @@ def test_every_row_has_the_documented_fields_and_losses_are_reported(
         assert row[faults] >= 2
     for repeat in found.get("repeats", []):
         assert repeat.keys() - {"repeat"} == fields(found["bench"])
+
+
+def test_pipeline_has_the_documented_fields(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = {"batch_p50_ms": 1.0, "batch_max_ms": 2.0, "wrong": 0, "rows_a_batch": 100}
+
+    def highest(_: Any, system: str, keys: int, sink: str, *more: Any) -> list[dict[str, Any]]:
+        rates = {pipeline.PLAIN: 10, pipeline.DROP_IN: 30}
+        return [{"system": system, "keys": keys, "sink": sink, "rows_per_s": rates[system], **size}]
+
+    monkeypatch.setattr(pipeline.tiercel, "session", lambda *_, **__: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(pipeline, "_highest", highest)
+    found = result_of(capsys, "pipeline --keys 1,2 --rates none --sink noop", 0)
+    assert [(row["system"], row["ratio"]) for row in found["rows"]] == [("spark", 1.0), ("tiercel", 3.0)] * 2
+    for row in found["rows"]:
+        assert row.keys() == fields("pipeline")
+
+
+def test_pipeline_finds_lost_rows_and_rows_with_the_wrong_state() -> None:
+    def batch(rows: int, counts: int) -> dict[str, Any]:
+        return {"observedMetrics": {"rows": {"rows": rows, "counts": counts}}}
+
+    sound = [batch(4, 6), batch(4, 14), {"observedMetrics": {}}]  # two keys, each 1, 2, 3, 4
+    assert pipeline.wrong_rows(sound, [4, 4], 2) == 0
+    assert pipeline.wrong_rows([*sound[:1], batch(3, 10)], [4, 4], 2) == 1
+    assert pipeline.wrong_rows([*sound, batch(2, 3)], [4, 4], 2) == 2
+    assert pipeline.wrong_rows([batch(4, 6), batch(4, 13)], [4, 4], 2) == 1
 
 
 def test_throughput_has_the_documented_fields(

@@ -19,7 +19,7 @@ from typing import Any
 
 from oracle_cases import MARKER, OUTPUT, Case
 from plain_spark import run_until_worker_connects
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
 
 import tiercel
@@ -89,8 +89,17 @@ def _in_json(value: Any) -> Any:
     return value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value
 
 
+Transform = Callable[..., DataFrame]  # as `GroupedData.transformWithState`, with the grouped rows first
+
+
 @run_until_worker_connects
-def under_spark(directory: Path, spark: SparkSession, case: Case) -> tuple[Outputs, list[int]]:
+def under_spark(
+    directory: Path,
+    spark: SparkSession,
+    case: Case,
+    transform: Transform = GroupedData.transformWithState,
+    before: Callable[[int], object] = lambda n: None,
+) -> tuple[Outputs, list[int]]:
     """Outputs per key, and how many there were after each batch."""
     files = {name: Files(directory / name, schema) for name, schema in case.streams.items()}
     frames = [each.frame(spark) for each in files.values()]
@@ -100,7 +109,7 @@ def under_spark(directory: Path, spark: SparkSession, case: Case) -> tuple[Outpu
     initial = None
     if case.initial is not None:
         initial = spark.createDataFrame(case.initial, case.initial_schema).groupBy("k")
-    results = frame.groupBy("k").transformWithState(case.processor, OUTPUT, "update", case.time_mode, initial)
+    results = transform(frame.groupBy("k"), case.processor, OUTPUT, "update", case.time_mode, initial)
     collected = Collected()
     query = (
         results.writeStream.outputMode("update")
@@ -111,6 +120,7 @@ def under_spark(directory: Path, spark: SparkSession, case: Case) -> tuple[Outpu
     counts = []
     try:
         for n, batch in enumerate(case.batches):
+            before(n)
             for name, rows in batch.items():
                 files[name].write(rows)
             if case.outputs is None:

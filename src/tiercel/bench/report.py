@@ -109,6 +109,11 @@ def _all_ticks() -> int:
     return user + nice + system + irq + softirq
 
 
+def our_cpu_s() -> float:
+    """CPU seconds of this process and the descendants that it has now."""
+    return sum(_our_ticks().values()) / os.sysconf("SC_CLK_TCK")
+
+
 def _our_ticks() -> dict[int, int]:
     """CPU ticks of each process of our tree."""
     parents: dict[int, int] = {}

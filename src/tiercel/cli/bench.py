@@ -1,4 +1,4 @@
-"""`tiercel bench`: throughput, latency, reconfigure, elastic, idle, recover, checkpoint, memory, app.
+"""`tiercel bench`: throughput, latency, reconfigure, elastic, idle, recover, checkpoint, memory, app, pipeline.
 
 Responsible for: checking the options, progress on stderr, results on stdout and in files.
 Not responsible for: measuring (bench/), the meaning of the figures (docs/benchmarks.md).
@@ -402,6 +402,43 @@ def app(
             **msgspec.to_builtins(chosen),
         }
         run.rows, run.more = bench_app.measure(options, run.show_progress)
+
+
+@bench.command(short_help="One DataFrame to one sink, by plain Spark and by the drop-in operator.")
+def pipeline(
+    keys: Annotated[str, typer.Option(help="Numbers of keys, comma-separated.")] = "1000,50000",
+    rates: Annotated[
+        str, typer.Option(help="Rows a second, comma-separated; none: only the highest rate.")
+    ] = "2000,10000",
+    sink: Annotated[str, typer.Option(help="Sinks, comma-separated: noop, parquet.")] = "noop,parquet",
+    batches: Annotated[
+        str, typer.Option(help="Rows of a batch for the highest rate, comma-separated; none: without it.")
+    ] = "20000,100000,400000",
+    seconds: Annotated[float, typer.Option(help="Seconds of each measurement.")] = 60.0,
+    changes: Annotated[
+        bool, typer.Option(help="Once more with a live move, and once with a scale-out, inside.")
+    ] = True,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure one processor from one streaming DataFrame to one sink, in plain Spark and with Tiercel.
+
+    Example: tiercel bench pipeline --keys 1000 --rates 2000 --sink noop --batches 20000 --seconds 10
+    """
+    from tiercel.bench.scenarios import pipeline as bench_pipeline
+
+    options = bench_pipeline.Options(
+        _numbers("--keys", keys, 1, 1_000_000),
+        [] if rates == "none" else _numbers("--rates", rates, 10, 1_000_000),
+        _choose("--sink", _parts(sink), bench_pipeline.SINKS),
+        [] if batches == "none" else _numbers("--batches", batches, 100, 10_000_000),
+        seconds,
+        changes,
+    )
+    _check("--seconds", seconds, 2, 3_600)
+    with _measuring("pipeline", as_json, out, None) as run:
+        run.settings = {"warm_s": bench_pipeline.WARM_S, **vars(options)}
+        run.rows, run.more = bench_pipeline.measure(options, run.show_progress)
 
 
 # -- around every measurement ------------------------------------------------------------------
