@@ -1,4 +1,4 @@
-"""`tiercel bench`: throughput, latency, reconfigure, elastic, idle, recover, checkpoint, memory, app, pipeline.
+"""`tiercel bench`: throughput, latency, reconfigure, elastic, idle, recover, checkpoint, memory and others.
 
 Responsible for: checking the options, progress on stderr, results on stdout and in files.
 Not responsible for: measuring (bench/), the meaning of the figures (docs/benchmarks.md).

@@ -24,14 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
-from pyspark.sql import functions as f
-from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import tiercel
 from tiercel.bench.loadgen import files
 from tiercel.bench.report import Line, our_cpu_s, percentile
+from tiercel.spark.observed import observe, observed
+from tiercel.spark.operators.processor_adapter import Row, StatefulProcessor, StatefulProcessorHandle
 
 ShowProgress = Callable[[str], None]
 
@@ -108,23 +106,24 @@ def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], 
 
 @contextmanager
 def pipeline(
-    spark: SparkSession, system: str, source: Path, place: Path, sink: str, **reading: Any
-) -> Iterator[Callable[..., StreamingQuery]]:
+    spark: Any, system: str, source: Path, place: Path, sink: str, **reading: Any
+) -> Iterator[Callable[..., Any]]:
     """A function that starts the query of one system; `reading` are options of the file source."""
     frame = spark.readStream.schema(files.CREATED).options(**reading).parquet(str(source))
     grouped = frame.coalesce(os.cpu_count() or 1).groupBy("sensor")
     try:
         out = _transform(grouped, system)
-        observed = out.observe(
+        watched = observe(
+            out,
             "rows",
-            f.count("*").alias("rows"),
-            f.sum("count").alias("counts"),
-            f.min("created_us").alias("first_us"),
-            f.max("created_us").alias("last_us"),
+            rows="count(*)",
+            counts="sum(count)",
+            first_us="min(created_us)",
+            last_us="max(created_us)",
         )
 
-        def start(**trigger: Any) -> StreamingQuery:
-            writer = observed.writeStream.outputMode("append").format(sink)
+        def start(**trigger: Any) -> Any:
+            writer = watched.writeStream.outputMode("append").format(sink)
             writer = writer.option("checkpointLocation", str(place / "checkpoint"))
             if sink != "noop":
                 writer = writer.option("path", str(place / "sink"))
@@ -135,7 +134,7 @@ def pipeline(
         tiercel.stop_all()
 
 
-def _transform(grouped: GroupedData, system: str) -> DataFrame:
+def _transform(grouped: Any, system: str) -> Any:
     if system == PLAIN:
         return grouped.transformWithState(CreatedAverage(), OUTPUT, "append", "none")
     instances = 2 if system == MOVED else 1
@@ -146,8 +145,8 @@ def _transform(grouped: GroupedData, system: str) -> DataFrame:
 
 def observed_rows(progress: Any) -> dict[str, Any]:
     """What the sink was given in one batch; empty if nothing."""
-    found = progress["observedMetrics"].get("rows")
-    return {} if found is None or not found["rows"] else found.asDict() if hasattr(found, "asDict") else found
+    found = observed(progress, "rows")
+    return found if found.get("rows") else {}
 
 
 def wrong_rows(progress: Sequence[Any], runs: Sequence[int], keys: int) -> int:
@@ -166,7 +165,7 @@ def wrong_rows(progress: Sequence[Any], runs: Sequence[int], keys: int) -> int:
 
 
 def _highest(
-    spark: SparkSession, system: str, keys: int, sink: str, options: Options, show_progress: ShowProgress
+    spark: Any, system: str, keys: int, sink: str, options: Options, show_progress: ShowProgress
 ) -> list[Line]:
     """Rows a second for each size of a batch."""
     lines = []
@@ -228,7 +227,7 @@ def _best(found: Sequence[Sequence[Line]]) -> list[Line]:
 
 
 def _at_rate(
-    spark: SparkSession, keys: int, sink: str, rate: int, options: Options, show_progress: ShowProgress
+    spark: Any, keys: int, sink: str, rate: int, options: Options, show_progress: ShowProgress
 ) -> list[Line]:
     systems = [PLAIN, DROP_IN] + ([MOVED, SCALED] if options.changes else [])
     lines: list[Line] = []
@@ -240,7 +239,7 @@ def _at_rate(
     return lines
 
 
-def _steady(spark: SparkSession, system: str, keys: int, sink: str, rate: int, seconds: float) -> Line:
+def _steady(spark: Any, system: str, keys: int, sink: str, rate: int, seconds: float) -> Line:
     """One system at one rate: warm up, measure, drain, compare."""
     with _directory() as place:
         source = place / "source"
