@@ -79,3 +79,23 @@ def test_a_retry_waits_for_the_notice_that_undoes_the_move_before_it() -> None:
     driver.release_withheld()
     driver.advance_ms(5_000)
     assert driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "done"
+
+
+@pytest.mark.parametrize("strategy", ["live", "pause", "restart"])
+def test_a_move_of_keys_whose_last_move_is_done_waits_for_the_notice_of_it(strategy: str) -> None:
+    """The controller knows that the first move is done; the destination's router does not know it yet."""
+    driver = SmallDeployment().start("a", "b", "op@a#0", "op@b#0")
+    keys = KeySet(slots=frozenset({0}))
+    driver.withholds = lambda sender, to, message: (
+        isinstance(message, m.SiteFrame) and isinstance(message.notice, m.DoneNotice)
+    )
+    driver.move(keys, "op@a#0", "op@b#0")
+    driver.advance_ms(5_000)
+    assert driver.statuses["m1"].outcome is m.MoveOutcome.DONE
+    driver.move(keys, "op@b#0", "op@a#0", strategy, name="m2")
+    driver.advance_ms(500)
+    assert "m2" not in driver.statuses, "it is not refused"
+    driver.release_withheld()
+    driver.move(keys, "op@b#0", "op@a#0", strategy, name="m2")  # the controller asks again
+    driver.advance_ms(5_000)
+    assert driver.statuses["m2"].outcome is m.MoveOutcome.DONE

@@ -95,6 +95,8 @@ class MoveCoordinator:
         if request.move in self.ended:
             step.send_durable(sender, m.MoveStatus(request.move, *self.ended[request.move]))
             return
+        if self.done_is_on_its_way(request.operator, request.keys, request.strategy):
+            return
         try:
             self.check_request(request)
         except InvalidRequest as refusal:  # final: a repeat of the same request may be in flight
@@ -136,6 +138,27 @@ class MoveCoordinator:
         self.check_owned(inbox, request)
         self.check_unlocked(inbox, request.keys, request.move, request.strategy)
 
+    def done_is_on_its_way(self, operator: str, keys: KeySet, strategy: str) -> bool:
+        """Whether a move that has brought keys here, and has ended at its source router, is in the way.
+
+        The controller asks for a move once the earlier ones that it must not meet have ended, so DoneNotice
+        is in the outbox. Who asks, asks again. A refusal would end the later move for nothing.
+        """
+        inbox = self.router.inboxes.get(operator)
+        return inbox is not None and any(
+            other.inbox is inbox
+            and other.from_site != self.router.site
+            and other.phase is DestinationRouterPhase.ADOPTED
+            and self.exclude(inbox, keys, strategy, other)
+            for other in self.incoming_moves.values()
+        )
+
+    def exclude(self, inbox: Inbox, keys: KeySet, strategy: str, other: OutgoingMove | IncomingMove) -> bool:
+        """Rule R22: concurrent moves share no key; a move that restarts the operator runs alone."""
+        known = STRATEGIES.get(strategy)
+        alone = (known is not None and known.restarts) or STRATEGIES[other.strategy_name].restarts
+        return alone or overlap(keys, other.keys, inbox.table.count)
+
     def check_owned(self, inbox: Inbox, request: m.MoveRequest) -> None:
         for slot in sorted(request.keys.slots):
             owner = inbox.table.slots[slot].instance
@@ -160,8 +183,7 @@ class MoveCoordinator:
         for other in others:
             if other.inbox is not inbox or other.move == move or other.phase in ended:
                 continue
-            alone = STRATEGIES[strategy].restarts or STRATEGIES[other.strategy_name].restarts
-            if alone or overlap(keys, other.keys, inbox.table.count):
+            if self.exclude(inbox, keys, strategy, other):
                 what = f"keys are locked by move {other.move!r} ({other.phase.value})"
                 raise InvalidRequest(what, "wait until it has ended")
 
@@ -175,7 +197,8 @@ class MoveCoordinator:
         try:
             if cursor is None or cursor.phase not in (DispatchPhase.LIVE, DispatchPhase.CATCHING_UP):
                 raise InvalidRequest(f"destination {prepare.destination!r} is not running")
-            if self.abort_is_on_its_way(prepare):
+            on_its_way = self.done_is_on_its_way(prepare.operator, prepare.keys, prepare.strategy)
+            if on_its_way or self.abort_is_on_its_way(prepare):
                 return
             self.check_unlocked(inbox, prepare.keys, prepare.move, prepare.strategy)
         except InvalidRequest as refusal:

@@ -10,6 +10,9 @@ Not responsible for: collecting the facts (recorder.py), the reference (referenc
     state                 the final state of every key is the reference's, at its one owner
     one-owner             no two instances emit for a key at once
     a-move-ends           every move is done or undone, and everything becomes quiet
+    undone-reason         an undone move has a reason that the faults or other requests of the run explain
+    done-is-done          a move that is called done has moved its keys, one that is called undone has not
+    who-runs              owners and instances that were asked for run, and no others
     bounded               no queue above its limit (asked of every machine after every event)
     in-step               source and destination never differ where both have processed a key
     watermark             no row comes behind a watermark that its source had not yet reached; none goes back
@@ -29,6 +32,7 @@ from tiercel.core.instance.instance import Instance
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Output, Watermark
 from tiercel.core.model.topology import Operator
+from tiercel.sim.check.outcomes import not_moved, unexplained, wrong_processes
 from tiercel.sim.check.reference import KeyHistory, Reference
 from tiercel.sim.engine.state_reader import read_versions
 from tiercel.sim.scenario.deployment import Deployment
@@ -133,7 +137,11 @@ def _moves_end(deployment: Deployment) -> list[Violation]:
     for tracked in controller.moves.values():
         if "not deterministic" in tracked.reason:  # the simulated operators are
             found.append(Violation("in-step", f"{tracked.move}: {tracked.reason}"))
-    return found
+    if not found:
+        found += [Violation("undone-reason", text) for text in unexplained(deployment, controller)]
+        found += [Violation("done-is-done", text) for text in not_moved(deployment, controller)]
+        found += [Violation("who-runs", text) for text in wrong_processes(deployment, controller)]
+    return found[:6]
 
 
 def _inputs(

@@ -47,6 +47,7 @@ class Deployment:
         self.instances: set[str] = set()
         self.retired: set[str] = set()
         self.ended: set[str] = set()  # processes of which an incarnation has ended
+        self.scaled: dict[str, set[str]] = {}  # operator -> the instances of its last scaling
         self.dead: dict[str, str] = {}  # instance that died for good -> its successors
         self.step_crashes: list[Action] = [a for a in scenario.actions if a.kind == "step"]
         self.points_hit: set[tuple[str, str, str, bool]] = set()
@@ -351,6 +352,7 @@ class Deployment:
             self.scheduler.call_after(15.0, self._act, action)
             return
         request = ScaleRequest(action.target, tuple(action.other.split()), action.strategy or "live")
+        self.scaled[action.target] = set(request.instances)
         controller.perform(controller.machine.scale(request, self.scheduler.now_ms))
 
     def _ask_replacement(self, action: Action) -> None:
@@ -362,6 +364,7 @@ class Deployment:
         request = ScaleRequest(
             action.target, tuple(action.other.split()), action.strategy, {gone: new}, even=False
         )
+        self.scaled[action.target] = set(request.instances)
         try:
             controller.perform(controller.machine.scale(request, self.scheduler.now_ms))
         except InvalidRequest as refusal:
