@@ -14,6 +14,8 @@ Not responsible for: collecting the facts (recorder.py), the reference (referenc
     done-is-done          a move that is called done has moved its keys, one that is called undone has not
     who-runs              owners and instances that were asked for run, and no others
     bounded               no queue above its limit (asked of every machine after every event)
+    model                 every output is that of a model of its operator that shares no code with the core
+    event-time            watermarks reach what the scripts promise, and go no further; timers fire in time
     in-step               source and destination never differ where both have processed a key
     watermark             no row comes behind a watermark that its source had not yet reached; none goes back
     late-rows             a row is left out only if it is behind the watermark of its site or of a log
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Set
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -32,12 +35,16 @@ from tiercel.core.instance.instance import Instance
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Output, Watermark
 from tiercel.core.model.topology import Operator
+from tiercel.sim.check.model import KeyModel, Made, decoded
 from tiercel.sim.check.outcomes import not_moved, unexplained, wrong_processes
+from tiercel.sim.check.recorder import identity
 from tiercel.sim.check.reference import KeyHistory, Reference
 from tiercel.sim.engine.state_reader import read_versions
 from tiercel.sim.scenario.deployment import Deployment
 from tiercel.sim.scenario.scenario import Journey, Traffic
 from tiercel.sim.workload import plain
+
+TIMER_SLACK_MS = 400.0  # some ticks, and a slow disk
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -56,6 +63,7 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
     found += _moves_end(deployment)
     found += [Violation("late-rows", text) for text in deployment.recorder.late_breaches[:3]]
     found += _watermarks_grow(deployment)
+    found += _watermarks_reached(deployment)
     expected: dict[Any, int] = Counter()
     sources: dict[Any, tuple[Any, int]] = {}
     first_inputs = next(iter(deployment.topology.operators.values())).inputs
@@ -77,6 +85,8 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
         found += _outputs(deployment, operator.output, histories, "outputs")
         found += _outputs(deployment, operator.dead_letters, histories, "dead_letters")
         found += _states(deployment, operator, histories)
+        found += _modelled(deployment, operator, histories)
+        found += _owners(deployment, operator, histories)
         found += _behind_watermark(deployment, operator, histories)
         expected, sources = Counter(), {}
         for history in histories.values():
@@ -122,6 +132,24 @@ def _watermarks_grow(deployment: Deployment) -> list[Violation]:
                     text = f"{operator} at {site}: {entry.control.value_ms} comes behind {last}"
                     found.append(Violation("watermark", text))
                 last = entry.control.value_ms
+    return found[:3]
+
+
+def _watermarks_reached(deployment: Deployment) -> list[Violation]:
+    """Where producers give watermarks, the last of every log is the lowest of their last ones."""
+    found: list[Violation] = []
+    scripts = deployment.scenario.traffic
+    for operator in deployment.topology.operators.values():
+        given = [s.frames[-1][-1][1] - 1 for s in scripts if s.stream in operator.inputs and s.watermarks]
+        if not given or len(operator.inputs) > 1 or operator.time_mode != "eventTime":
+            continue
+        for site in deployment.topology.sites:
+            log = deployment.recorder.logs.get((site, operator.name), {})
+            marks = [e.control.value_ms for e in log.values() if isinstance(e.control, Watermark)]
+            last = max(marks, default=-1)
+            if last != min(given):
+                text = f"{operator.name} at {site}: the watermark is {last}, the producers gave {min(given)}"
+                found.append(Violation("event-time", text))
     return found[:3]
 
 
@@ -213,6 +241,52 @@ def _outputs(
             text = f"{stream}: key {key!r}: {got[at]} came where {expected[at]} belongs"
             found.append(Violation("order-of-outputs", text))
     return found[:6]
+
+
+def _modelled(
+    deployment: Deployment, operator: Operator, histories: dict[Key, KeyHistory]
+) -> list[Violation]:
+    """Compare the published rows with those of the model, and look for timers that never fired."""
+    scenario = deployment.scenario
+    published: dict[Key, list[Made]] = {}
+    for entry in deployment.listeners[operator.output].entries:
+        for output in entry.outputs:
+            published.setdefault(output.key, []).extend(decoded(output.row))
+    found: list[Violation] = []
+    for key, history in histories.items():
+        model = KeyModel(operator.name, key, scenario.kinds[operator.name], scenario.coarser[operator.name])
+        model.run(history.calls)
+        got = published.get(key, [])
+        if got != model.made:
+            pairs = zip_longest(got, model.made)
+            at, (mine, theirs) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+            text = f"{operator.name}: key {key!r}: output {at} is {mine}, the model's is {theirs}"
+            found.append(Violation("model", text))
+        clock_ms = deployment.processes[history.owners[-1]].clock_at(deployment.scheduler.now_ms)
+        overdue = [timer for timer in model.timers if timer < clock_ms - TIMER_SLACK_MS]
+        if overdue and operator.time_mode == "processingTime":
+            text = f"{operator.name}: key {key!r}: timers {overdue} are due, it is {clock_ms:.0f}"
+            found.append(Violation("event-time", text))
+    return found[:6]
+
+
+def _owners(deployment: Deployment, operator: Operator, histories: dict[Key, KeyHistory]) -> list[Violation]:
+    """Who emitted the outputs of a key: its owners, one after the other, none of them twice."""
+    found: list[Violation] = []
+    emitters: dict[Key, list[str]] = {}
+    for entry in deployment.listeners[operator.output].entries:
+        for output in entry.outputs:
+            who = deployment.recorder.emitters.get((operator.name, *identity(output)))
+            seen = emitters.setdefault(output.key, [])
+            if who is not None and seen[-1:] != [who]:
+                seen.append(who)
+    for key, seen in emitters.items():
+        owners = iter(histories[key].instances if key in histories else [])
+        if not all(who in owners for who in seen):
+            known = histories[key].instances if key in histories else []
+            text = f"{operator.name}: {seen} emitted for key {key!r}, whose owners were {known}"
+            found.append(Violation("one-owner", text))
+    return found[:3]
 
 
 def _states(deployment: Deployment, operator: Operator, histories: dict[Key, KeyHistory]) -> list[Violation]:

@@ -14,7 +14,7 @@ from tiercel.core.machine.effects import Effect, Send, StorageKey, Write
 from tiercel.core.machine.events import Durable, Event, Received, TimerFired
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
-from tiercel.core.model.log import Abort, Adopt, Begin, Compare, Done, Entry, Flip, Row, Watermark
+from tiercel.core.model.log import Abort, Adopt, Begin, Compare, Done, Entry, Flip, Output, Row, Watermark
 from tiercel.core.model.topology import Topology
 from tiercel.core.router.router import Router
 
@@ -31,6 +31,7 @@ class Recorder:
         self.promised: dict[tuple[str, str], int] = {}  # (site, stream that makes its own watermark) -> it
         self.late: dict[str, set[tuple[Any, Any]]] = {}  # operator -> (key, payload) of rows left out
         self.late_breaches: list[str] = []
+        self.emitters: dict[tuple[Any, ...], str] = {}  # (operator, identity of an output) -> who emitted it
 
     def wrote(self, site: str, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -78,6 +79,11 @@ class Recorder:
                 self.late_breaches.append(f"{operator} at {site}: {row} is ahead of all of {marks}")
 
 
+def identity(output: Output) -> tuple[bytes, int, int, int]:
+    """What names an output within its operator."""
+    return (output.key, output.epoch, output.offset, output.n)
+
+
 class WatchedRouter(Router):
     """The real router, which also reports accepted frames and late rows to the recorder."""
 
@@ -86,8 +92,13 @@ class WatchedRouter(Router):
         self._recorder = recorder
         self._count_late = self.watermarks.came_late
         setattr(self.watermarks, "came_late", self._came_late)  # noqa: B010
+        self._emit = self.outputs.emit
+        setattr(self.outputs, "emit", self._emitted)  # noqa: B010
+        self._emitter = ""
 
     def on_message(self, step: Step, sender: str, message: Any) -> None:
+        if isinstance(message, m.Outputs | m.MoveOutputs):
+            self._emitter = message.instance
         if not isinstance(message, m.Produce):
             super().on_message(step, sender, message)
             return
@@ -96,6 +107,11 @@ class WatchedRouter(Router):
         super().on_message(step, sender, message)
         if marks.get(message.producer, 0) > before:
             self._recorder.took_in(self.site, self.topology, message)
+
+    def _emitted(self, step: Step, operator: str, outputs: Sequence[Output], rows: int | None = None) -> None:
+        for output in outputs:
+            self._recorder.emitters[(operator, *identity(output))] = self._emitter
+        self._emit(step, operator, outputs, rows)
 
     def _came_late(self, operator: str, rows: list[Row]) -> None:
         self._count_late(operator, rows)

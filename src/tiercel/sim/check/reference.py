@@ -18,6 +18,7 @@ from tiercel.core.model.log import Adopt, Entry, Flip, Output, Row, TakenOver, T
 from tiercel.core.model.routing import Route, RoutingTable, slot_of
 from tiercel.core.model.topology import Operator, site_of
 from tiercel.core.state.handle import KeyState
+from tiercel.sim.check.model import Call
 from tiercel.sim.check.recorder import Recorder
 from tiercel.sim.workload import KINDS, PlainCode
 
@@ -40,6 +41,8 @@ class KeyHistory:
         self.dead_letters: list[Output] = []
         self.owners: list[str] = []  # sites, in order
         self.instance = ""
+        self.instances: list[str] = []  # owners, in order
+        self.calls: list[Call] = []  # for the model, which shares no code with the core
         self.late: list[str] = []
         self.state = KeyState(1, (key,))
 
@@ -103,6 +106,7 @@ class Reference:
         history = KeyHistory(key)
         first = self.table.route(key)
         history.instance = first.instance
+        history.instances.append(first.instance)
         site, after, floor_time, floor_wm = first.site, 0, 0, -1
         history.state.epoch = first.epoch
         while True:
@@ -112,6 +116,7 @@ class Reference:
                 upto, route = found
                 self._replay(history, site, after, upto, floor_time, floor_wm)
                 after, history.state.epoch, history.instance = upto, route.epoch, route.instance
+                history.instances.append(route.instance)
             wm = self._replay(history, site, after, flip, floor_time, floor_wm)
             if following is None:
                 return history
@@ -121,6 +126,7 @@ class Reference:
             route = adopt.update.keys.get(key) or adopt.update.slots[slot_of(key, self.operator.slots)]
             history.state.epoch = route.epoch
             history.instance = route.instance
+            history.instances.append(route.instance)
             assert site_of(route.instance) == site
             if adopt.own_watermark_ms > floor_wm and self.engine.event_time:
                 self._fire(history, adopt.own_watermark_ms, floor_time, adopt.own_watermark_ms, after)
@@ -164,6 +170,8 @@ class Reference:
                 out: list[Output] = []
                 history.rows += item
                 history.late += [str(r) for r in item if 0 <= r[1] <= watermark]
+                due_ms = watermark if engine.event_time else time_ms
+                history.calls.append(Call(item, due_ms, time_ms, watermark))
                 engine.call(state, key, item, time_ms, watermark, offset, out)
                 self._collect(history, out)
             elif isinstance(entry.control, Watermark) and engine.event_time:
@@ -173,6 +181,7 @@ class Reference:
         return watermark
 
     def _fire(self, history: KeyHistory, due_ms: int, time_ms: int, watermark_ms: int, offset: int) -> None:
+        history.calls.append(Call([], due_ms, time_ms, watermark_ms))
         if history.state.timers:
             out: list[Output] = []
             self.engine.fire(history.state, history.key, due_ms, time_ms, watermark_ms, offset, out)
