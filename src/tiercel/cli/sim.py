@@ -34,6 +34,7 @@ from tiercel.sim.explore.mutants import MUTANTS, check_names, hunt, options_of
 from tiercel.sim.explore.planting import planted
 from tiercel.sim.explore.run import Result, run
 from tiercel.sim.explore.shrink import render, shrink
+from tiercel.sim.explore.walks import WALKS, missed
 from tiercel.sim.scenario.deployment import Deployment
 from tiercel.sim.scenario.features import DRAWN_FEATURES, FEATURES
 from tiercel.sim.scenario.large import Report, run_large
@@ -72,6 +73,10 @@ def sim(
         str, typer.Option("--with", help="Features to draw that are off by default, comma-separated; or all.")
     ] = "",
     without: Annotated[str, typer.Option(help="Features not to draw, comma-separated; or all.")] = "",
+    walks: Annotated[
+        bool,
+        typer.Option("--walks", help="With --seeds: count rare paths; one that no seed walks is an error."),
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Parallel processes; 0: one per core.")] = 0,
     points: Annotated[bool, typer.Option("--points", help="Crash at every step of every protocol.")] = False,
     mutants: Annotated[
@@ -95,6 +100,8 @@ def sim(
       tiercel sim --seeds 500 --strategy live --faults crash,step
 
       tiercel sim --seeds 500 --without all --with dead-for-good
+
+      tiercel sim --seeds 500 --walks
 
       tiercel sim --seed 42 --trace
 
@@ -122,6 +129,7 @@ def sim(
             sites_max=6,
             scales=True,
             features=_features(with_, without),
+            walks=walks,
         )
     jobs = jobs or jobs_available()
     if list_ is not None:
@@ -288,16 +296,20 @@ def replay_command(seed: int, options: Options) -> str:
 def _seeds(seeds: range, options: Options, jobs: int, as_json: bool) -> bool:
     with counting("seeds", len(seeds)) as count:
         summary = run_seeds(seeds, options, min(jobs, len(seeds)), count)
+    unwalked = missed(summary.walked) if options.walks else []
     if as_json:
         _print_json(summary, {s: replay_command(s, options) for s in summary.failed_seeds})
-        return not summary.violations
+        return not summary.violations and not unwalked
     for failure in _first_of_each(summary.violations)[:SHOWN_MAX]:
         print(f"seed {failure.seed}: {failure.violation.checker}: {failure.violation.text}")
         print(f"  replay: {replay_command(failure.seed, options)}")
     for seed in summary.failed_seeds[:SHRUNK_MAX]:
         _print_short(seed, options)
+    if options.walks:
+        print("\n".join(f"{summary.walked[name]:7} {name}" for name in WALKS))
+        print(f"walked by no seed: {', '.join(unwalked)}" if unwalked else "every rare path was walked")
     print(summary.line)
-    return not summary.violations
+    return not summary.violations and not unwalked
 
 
 def _first_of_each(failures: Iterable[Failure]) -> list[Failure]:
@@ -421,6 +433,7 @@ def _print_json(summary: Summary, replays: dict[int, str]) -> None:
         "faults": summary.faults,
         "crash_points_hit": len(summary.points_hit),
         "crash_points": len(CRASH_POINTS),
+        "walked": summary.walked,
         "violations": summary.violations,
         "replays": {str(seed): command for seed, command in replays.items()},
         "elapsed_s": round(summary.elapsed_s, 3),

@@ -13,7 +13,7 @@ import itertools
 import multiprocessing
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import TypeVar
@@ -50,11 +50,13 @@ class Summary(msgspec.Struct):
     points_hit: set[CrashPoint] = msgspec.field(default_factory=set)
     violations: list[Failure] = msgspec.field(default_factory=list)
     elapsed_s: float = 0.0
+    walked: Counter[str] = msgspec.field(default_factory=Counter)  # rare path -> seeds that walked it
 
     def add(self, result: Result, point: str = "") -> None:
         self.seeds += 1
         self.moves += sum(result.moves.values())
         self.faults += result.faults
+        self.walked.update(result.walked.keys())
         self.points_hit.update(CrashPoint(*hit) for hit in result.points_hit)
         self.violations += [Failure(result.seed, violation, point) for violation in result.violations]
 

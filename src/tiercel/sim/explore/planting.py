@@ -8,7 +8,7 @@ Not responsible for: the list of bugs (mutants.py), their patches (router_mutant
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 
@@ -43,10 +43,21 @@ def patches_of(mutant: str) -> tuple[Patch, ...]:
 def planted(mutant: str) -> Iterator[None]:
     """Run the body with a bug planted. A bug that is planted already is not planted twice."""
     patches = patches_of(mutant) if mutant and mutant not in _PLANTED else ()
+    if not patches:
+        yield
+        return
+    _PLANTED.add(mutant)
+    try:
+        with patched(patches):
+            yield
+    finally:
+        _PLANTED.discard(mutant)
+
+
+@contextlib.contextmanager
+def patched(patches: Iterable[Patch]) -> Iterator[None]:
+    """Run the body with some methods replaced."""
     with contextlib.ExitStack() as restore:
-        if patches:
-            _PLANTED.add(mutant)
-            restore.callback(_PLANTED.discard, mutant)
         for owner, name, broken in patches:
             own = vars(owner).get(name)
             original = getattr(owner, name)

@@ -6,6 +6,7 @@ Not responsible for: many runs (campaign.py).
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import msgspec
@@ -20,6 +21,7 @@ from tiercel.sim.check.checkers import Violation, check
 from tiercel.sim.engine.process import MachineFailed
 from tiercel.sim.engine.scheduler import NotQuiet
 from tiercel.sim.explore.planting import planted
+from tiercel.sim.explore.walks import walking
 from tiercel.sim.scenario.deployment import Deployment
 from tiercel.sim.scenario.scenario import Scenario
 from tiercel.sim.scenario.scripted_clients import ScriptedMobile, ScriptedProducer
@@ -41,12 +43,16 @@ class Result(msgspec.Struct, frozen=True):
     trace_hash: str
     virtual_ms: float
     refusals: int
+    walked: dict[str, int] = {}  # rare path (walks.py) -> how often; only if the scenario counts them
 
 
 def run(scenario: Scenario, *, deployment: Deployment | None = None) -> Result:
     """Run a scenario to its end."""
-    with planted(scenario.mutant):
-        return _run(scenario, deployment or Deployment(scenario))
+    counts: Counter[str] = Counter()
+    watching = walking(counts) if scenario.walks else contextlib.nullcontext()
+    with planted(scenario.mutant), watching:
+        result = _run(scenario, deployment or Deployment(scenario))
+    return msgspec.structs.replace(result, walked=dict(counts)) if counts else result
 
 
 def _run(scenario: Scenario, deployment: Deployment) -> Result:

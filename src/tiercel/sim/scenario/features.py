@@ -38,6 +38,7 @@ FEATURES: dict[str, Feature] = {
     "many-cars": Feature(overload.many_cars, 0.1),
     "large-state": Feature(overload.large_state, 0.15),
     "small-limits": Feature(overload.small_limits, 0.15),
+    "small-buffers": Feature(overload.small_buffers, 0.15),
     "short-output-logs": Feature(overload.short_output_logs, 0.1),
     "slow-consumers": Feature(overload.slow_consumers, 0.15),
     "mute-destinations": Feature(overload.mute_destinations, 0.1),

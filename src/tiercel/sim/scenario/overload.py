@@ -15,9 +15,6 @@ from tiercel.sim.scenario.scenario import Action, Journey, Options, Scenario
 replace = msgspec.structs.replace
 
 LIMITS: dict[str, tuple[int, ...]] = {
-    "held_rows_max": (1, 2, 8),
-    "shadow_entries_max": (4, 12, 40),
-    "withheld_max": (2, 8, 20),
     "backlog_rows_max": (6, 20, 60),
     "outbox_frames_max": (3, 10, 40),
     "site_frames_max": (1, 2, 4),
@@ -25,12 +22,27 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "stream_tail_max": (2, 6),
     "publish_entries_max": (1, 3),
 }
+HELD_LIMITS: dict[str, tuple[int, ...]] = {
+    "held_rows_max": (1, 2, 8),
+    "withheld_max": (2, 8, 20),
+    "shadow_entries_max": (4, 12, 40),
+    "site_frames_max": (1, 2, 4),
+}
 
 
 def small_limits(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
     """Some limits are so small that the traffic of a run reaches them."""
-    chosen = rng.sample(list(LIMITS), rng.randint(1, 4))
-    limits = {name: rng.choice(LIMITS[name]) for name in chosen}
+    return _limited(scenario, rng, LIMITS)
+
+
+def small_buffers(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
+    """Few rows may be held, few outputs withheld and few entries shadowed, while others are under way."""
+    return _limited(scenario, rng, HELD_LIMITS)
+
+
+def _limited(scenario: Scenario, rng: random.Random, of: dict[str, tuple[int, ...]]) -> Scenario:
+    chosen = rng.sample(list(of), rng.randint(1, min(4, len(of))))
+    limits = {name: rng.choice(of[name]) for name in chosen}
     return replace(scenario, settings=replace(scenario.settings, **limits))
 
 

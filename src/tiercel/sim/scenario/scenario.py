@@ -113,6 +113,7 @@ class Scenario(msgspec.Struct, frozen=True):
     mutant: str = ""  # the planted bug of the run (explore/mutants.py); empty: the real code
     drift: dict[str, float] = {}  # process -> how much too fast its clock runs
     features: tuple[str, ...] = ()  # the features of features.py that this seed has drawn
+    walks: bool = False  # count the rare paths that the run walks
     encoded: bool = False  # payloads are bytes, and rows of a key that leave together are runs
 
     def without(self, index: int) -> Scenario:
@@ -143,6 +144,7 @@ class Options(msgspec.Struct, frozen=True):
     round_trips: float = 0.25  # how often keys move back and forth between two instances
     slow_code: float = 0.35  # how often user code takes time
     features: tuple[str, ...] = ()  # those of features.py that are drawn
+    walks: bool = False  # count the rare paths that runs walk
     feature_share: float | None = None  # how often each of them is drawn; None: as often as it says itself
     runs: float = 0.4  # how often, where no operator is in event time, rows of a key travel as a row batch
 
@@ -205,6 +207,7 @@ def draw(seed: int, options: Options, points: list[tuple[str, str, str, bool]] |
         ),
         spares=spares,
         mutant=options.mutant,
+        walks=options.walks,
     )
 
 
