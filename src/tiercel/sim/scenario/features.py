@@ -39,6 +39,7 @@ FEATURES: dict[str, Feature] = {
     "large-state": Feature(overload.large_state, 0.15),
     "small-limits": Feature(overload.small_limits, 0.15),
     "small-buffers": Feature(overload.small_buffers, 0.15),
+    "small-shadows": Feature(overload.small_shadows, 0.1, by_default=False),
     "short-output-logs": Feature(overload.short_output_logs, 0.1),
     "slow-consumers": Feature(overload.slow_consumers, 0.15),
     "mute-destinations": Feature(overload.mute_destinations, 0.1),

@@ -25,7 +25,6 @@ LIMITS: dict[str, tuple[int, ...]] = {
 HELD_LIMITS: dict[str, tuple[int, ...]] = {
     "held_rows_max": (1, 2, 8),
     "withheld_max": (2, 8, 20),
-    "shadow_entries_max": (4, 12, 40),
     "site_frames_max": (1, 2, 4),
 }
 
@@ -36,8 +35,13 @@ def small_limits(scenario: Scenario, rng: random.Random, options: Options) -> Sc
 
 
 def small_buffers(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
-    """Few rows may be held, few outputs withheld and few entries shadowed, while others are under way."""
+    """Few rows may be held, and few outputs withheld, while others are under way."""
     return _limited(scenario, rng, HELD_LIMITS)
+
+
+def small_shadows(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
+    """Few entries of a move may be shadowed."""
+    return _limited(scenario, rng, {"shadow_entries_max": (4, 12, 40)})
 
 
 def _limited(scenario: Scenario, rng: random.Random, of: dict[str, tuple[int, ...]]) -> Scenario:
