@@ -85,9 +85,7 @@ class Load:
         self._output = output
         self._seq = 0
         self._next_key = 0
-        self._drawn: list[
-            int
-        ] = []  # sensors in the order of their tuples, again and again; empty: all in turn
+        self._drawn: list[int] = []  # sensors in the order of their tuples, repeated; empty: all in turn
         self._next_tick_ns = 0  # 0: no open loop
         self._rate = 0
         self._probes: Sequence[int] = ()
