@@ -23,7 +23,7 @@ from tiercel.spark.operators.processor_adapter import (
 from tiercel.spark.rows.row_codec import RowCodec
 
 SITE, EDGE = "cloud", "edge"
-SLEEPS_US = 200.0  # a shorter sleep takes much longer than asked
+SLEEPS_NS = 200_000  # a shorter sleep takes much longer than asked
 INPUT, OUTPUT = "readings", "averages"
 INPUT_SCHEMA = "sensor bigint, n bigint, due_ns bigint, value double"
 OUTPUT_SCHEMA = "sensor bigint, n bigint, count bigint, average double, due_ns bigint"
@@ -89,14 +89,19 @@ def running_average() -> Fold:
     return Fold(step, (0, 0.0), "count long, total double", AVERAGED)
 
 
-def spend(service_us: float) -> None:
-    """Let user code take this long: longer times sleep, so that other processes have the core meanwhile."""
-    if service_us >= SLEEPS_US:
-        time.sleep(service_us / 1e6)
-    elif service_us:
-        end_ns = time.perf_counter_ns() + int(service_us * 1e3)
-        while time.perf_counter_ns() < end_ns:
-            pass
+class Service:
+    """Lets user code take `service_us` for each row, on average. It sleeps: other processes have the core."""
+
+    def __init__(self, service_us: float) -> None:
+        self._row_ns = service_us * 1e3
+        self._owed_ns = 0.0  # a sleep is longer than asked for: the next one is shorter
+
+    def spend(self) -> None:
+        self._owed_ns += self._row_ns
+        if self._owed_ns >= SLEEPS_NS:
+            begun_ns = time.perf_counter_ns()
+            time.sleep(self._owed_ns / 1e9)
+            self._owed_ns -= time.perf_counter_ns() - begun_ns
 
 
 class HeavyAverage(StatefulProcessor):
@@ -104,7 +109,7 @@ class HeavyAverage(StatefulProcessor):
 
     def __init__(self, state_bytes: int, service_us: float = 0.0) -> None:
         self._load = bytes(n % 251 for n in range(state_bytes))
-        self._service_us = service_us
+        self._service = Service(service_us)
 
     def first_load(self) -> bytes:
         """All keys share one object until they are read from storage."""
@@ -116,7 +121,7 @@ class HeavyAverage(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         count, total, load = self._average.get() or (0, 0.0, self.first_load())
         for row in rows:
-            spend(self._service_us)
+            self._service.spend()
             count += 1
             total += row.value
             yield Row(sensor=key[0], n=row.n, count=count, average=total / count, due_ns=row.due_ns)
@@ -134,7 +139,7 @@ class HeavyCount(StatefulProcessor):
 
     def __init__(self, state_bytes: int, service_us: float = 0.0) -> None:
         self._load = bytes(n % 251 for n in range(state_bytes))
-        self._service_us = service_us
+        self._service = Service(service_us)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._count = handle.getValueState("count", "count long, load binary")
@@ -142,7 +147,7 @@ class HeavyCount(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         count, load = self._count.get() or (0, self._load)
         for row in rows:
-            spend(self._service_us)
+            self._service.spend()
             count += 1
             yield Row(sensor=key[0], n=row.n, count=count, average=(count + 1) / 2, due_ns=row.due_ns)
         self._count.update((count, load))

@@ -129,14 +129,33 @@ def latency(
 @bench.command(short_help="Effect of a move on latency and rate, per strategy.")
 def reconfigure(
     keys: Keys = 1_000,
-    state_bytes: Annotated[int, typer.Option(help="Bytes of state per key.")] = 1_024,
-    move: Annotated[int, typer.Option(help="Keys to move; at most those of one instance.")] = 1_000,
+    state_bytes: Annotated[
+        int, typer.Option("--bytes-per-key", "--state-bytes", help="Bytes of state per key.")
+    ] = 1_024,
+    move: Annotated[int | None, typer.Option(help="Keys to move; by default all of one instance.")] = None,
+    share: Annotated[
+        float | None, typer.Option(help="Share of the source's keys that moves, in place of --move.")
+    ] = None,
     rate: Annotated[int, typer.Option(help="Tuples a second, without the probes.")] = 5_000,
     seconds: Annotated[
         float, typer.Option(help="Seconds of each repeat: before, during and after the move.")
     ] = 30.0,
     repeats: Annotated[int, typer.Option(help="Repeats of each strategy; the result is the median.")] = 5,
-    strategies: Annotated[str, typer.Option(help="Strategies, comma-separated.")] = "live,pause,restart",
+    strategies: Annotated[str, typer.Option(help="Strategies, comma-separated; or all.")] = "all",
+    workload: Annotated[
+        str,
+        typer.Option(help="running-average, key-count, or key-count-zipf with 0.5, 1.0 or 1.5 behind it."),
+    ] = "running-average",
+    service_us: Annotated[float, typer.Option(help="Time that user code takes for a row, in us.")] = 0.0,
+    overload: Annotated[
+        float,
+        typer.Option(
+            help="Send the source this many times what it can process, and the destination nothing."
+        ),
+    ] = 0.0,
+    warm: Annotated[float, typer.Option(help="Seconds of load before the steady time.")] = 3.0,
+    sites: Annotated[int, typer.Option(help="1: inside a site; 2: from the cloud to an edge.")] = 1,
+    link: Annotated[str, typer.Option(help="Emulated link between the two sites: LATENCY_MS,MBIT.")] = "",
     plant_stop: Annotated[
         float,
         typer.Option(
@@ -153,19 +172,39 @@ def reconfigure(
     """
     _check("--keys", keys, 2, 1_000_000)
     _check("--state-bytes", state_bytes, 0, 10_000_000)
+    move = keys if move is None else move
     _check("--move", move, 1, keys)
     _check("--rate", rate, 1, 1_000_000)
     _check("--seconds", seconds, 2, 3_600)
     _check("--repeats", repeats, 1, 1_000)
     _check("--plant-stop", plant_stop, 0, 10_000)
     _check("--seed", seed, 0, 2**31)
-    chosen = _choose("--strategies", _parts(strategies), tuple(STRATEGIES))
+    _check("--service-us", service_us, 0, 1_000_000)
+    _check("--overload", overload, 0, 100)
+    _check("--warm", warm, 0, 3_600)
+    _check("--sites", sites, 1, 2)
+    if share is not None:
+        _check("--share", share, 0.001, 1)
+    every = tuple(STRATEGIES)
+    chosen = every if strategies == "all" else _choose("--strategies", _parts(strategies), every)
     from tiercel.bench.baselines.machine_noise import machine_stalls
+    from tiercel.bench.report import check_drawing
     from tiercel.bench.scenarios import reconfigure as bench_reconfigure
 
+    _choose("--workload", [workload], bench_reconfigure.WORKLOADS)
     options = bench_reconfigure.Options(
-        keys, state_bytes, move, rate, seconds, repeats, chosen, seed, plant_stop, out
+        *(keys, state_bytes, move, rate, seconds, repeats, chosen, seed, plant_stop, out),
+        workload=workload,
+        share=share,
+        service_us=service_us,
+        overload=overload,
+        warm_s=warm,
+        sites=sites,
+        link=bench_reconfigure.parse_link(link),
     )
+    options.check()
+    if out is not None:
+        check_drawing()
     with _measuring("reconfigure", as_json, out, seed) as run:
         run.settings = {k: v for k, v in vars(options).items() if k not in ("out", "seed")}
         run.rows, run.more["repeats"] = bench_reconfigure.measure(options, run.show_progress)

@@ -62,11 +62,20 @@ def test_before_the_first_measurement_a_slice_is_small() -> None:
     assert len(queue.take().entries) == FIRST_ROWS
 
 
-def test_entries_and_shadow_rows_take_turns() -> None:
+def test_shadow_rows_get_every_fourth_slice_and_what_entries_leave() -> None:
+    queue = measured(2.0)
+    queue.add_entries([entry(1), entry(2), entry(3), entry(4)])
+    queue.add_shadow("m1", [notice(8), notice(9)])
+    assert offsets(queue) == [[1], [2], [3], [-8], [4], [-9]]
+
+
+def test_the_shadow_rows_of_a_move_whose_source_has_stopped_come_first() -> None:
     queue = measured(2.0)
     queue.add_entries([entry(1), entry(2)])
-    queue.add_shadow("m1", [notice(8), notice(9)])
-    assert offsets(queue) == [[1], [-8], [2], [-9]]
+    queue.add_shadow("m1", [notice(7)])
+    queue.add_shadow("m2", [notice(8, "m2"), notice(9, "m2")])
+    queue.hurry("m2")
+    assert offsets(queue) == [[-8], [-9], [1], [2], [-7]]
 
 
 def test_an_adoption_waits_for_the_shadow_rows_of_its_move_and_for_no_others() -> None:

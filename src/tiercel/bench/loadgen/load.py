@@ -115,7 +115,8 @@ class Load:
         rng = np.random.default_rng(seed)
         weights = 1.0 / np.arange(1, len(sensors) + 1) ** zipf
         ranked = rng.permutation(np.asarray(sensors))
-        self._drawn = rng.choice(ranked, DRAWN, p=weights / weights.sum()).tolist()
+        drawn = rng.choice(ranked, DRAWN, p=weights / weights.sum()) if zipf else ranked  # without: in turn
+        self._drawn = drawn.tolist()
         self._next_key = 0
 
     def stop(self) -> None:
@@ -184,7 +185,7 @@ class Load:
         total, at = self.in_use, self._next_key
         if self._drawn:
             self._next_key = at + count
-            return [self._drawn[n % DRAWN] for n in range(at, at + count)]
+            return [self._drawn[n % len(self._drawn)] for n in range(at, at + count)]
         if self.favoured:
             self._next_key += count
             return [

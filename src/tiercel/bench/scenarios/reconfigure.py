@@ -1,7 +1,8 @@
 """`tiercel bench reconfigure`: the effect of a move of keys on the latency of tuples.
 
 Responsible for: the same move under each strategy in turn, repeats, rows of medians, the record kept.
-Not responsible for: the definitions (metrics.py), the load (process.py), moving (spark/).
+Not responsible for: the definitions (metrics.py), the load (process.py), moving (spark/), pictures
+    (reconfigure_report.py).
 
 One repeat of one strategy, with an open-loop load all the time:
 
@@ -13,17 +14,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tiercel.bench.deployments import INSTANCES, OPERATOR, PROCESSES, loaded
 from tiercel.bench.loadgen.process import LoadProcess
 from tiercel.bench.metrics import Moments, count_faults, judge, read_outputs
-from tiercel.bench.operators import SITE, HeavyAverage
+from tiercel.bench.operators import EDGE, SITE, HeavyAverage, HeavyCount
 from tiercel.bench.report import Line, median_line
 from tiercel.core import messages as m
 from tiercel.core.instance.instance import Instance
@@ -31,6 +33,8 @@ from tiercel.core.machine.effects import Effect
 from tiercel.core.machine.events import Event, Received
 from tiercel.core.model.routing import RoutingTable
 from tiercel.core.model.topology import instance_name
+from tiercel.errors import UserError
+from tiercel.runtime.net.emulated_link import Link
 from tiercel.spark.api.deployment import Live
 from tiercel.spark.cluster.session import open_session
 from tiercel.spark.cluster.task import build_host
@@ -42,6 +46,7 @@ PROBE_KEYS = 20
 STEADY_S_MAX = 10.0
 WARM_S = 3.0
 MOVE_S_MAX = 120.0
+WORKLOADS = ("running-average", "key-count", *(f"key-count-zipf{z}" for z in (0.5, 1.0, 1.5)))
 COLUMNS = (
     "strategy",
     "stoppage_p50_ms",
@@ -84,6 +89,50 @@ class Options:
     seed: int
     plant_stop_ms: float
     out: Path | None
+    workload: str = WORKLOADS[0]
+    share: float | None = None  # of the source's keys, instead of `move`
+    service_us: float = 0.0
+    overload: float = 0.0  # times the tuples that the source can process; only its keys get tuples
+    warm_s: float = WARM_S
+    sites: int = 1
+    link: Link | None = None
+
+    @property
+    def zipf(self) -> float:
+        found = re.search(r"zipf([\d.]+)$", self.workload)
+        return float(found[1]) if found else 0.0
+
+    @property
+    def tuples_per_s(self) -> int:
+        """The rate of the load; with `overload` as many tuples as the source cannot process."""
+        return round(self.overload * 1e6 / self.service_us) if self.overload else self.rate
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
+        if self.overload and not self.service_us:
+            raise UserError(
+                "--overload needs to know what the source can process",
+                expected="a service time beside it",
+                hint="--overload 1.2 --service-us 1000",
+            )
+        if self.link is not None and self.sites == 1:
+            raise UserError(
+                "--link between which sites?", expected="two sites", hint="--sites 2 --link 40,100"
+            )
+
+
+def parse_link(text: str) -> Link | None:
+    """`40,100`: a latency in ms and megabits a second. The second number may be left out."""
+    if not text:
+        return None
+    parts = text.split(",")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2):
+        raise UserError(f"--link {text}", expected="LATENCY_MS or LATENCY_MS,MBIT", hint="--link 40,100")
+    return Link(latency_ms=numbers[0], mbit=numbers[1] if len(numbers) > 1 else None).check("--link")
 
 
 class StoppingInstance(Instance):
@@ -110,24 +159,30 @@ class Keys:
     destination: str
     moved: list[int]
     probes: list[int]
+    stays: list[int] = field(default_factory=list)  # other keys of the source
 
 
 def choose_keys(live: Live, options: Options) -> Keys:
-    """Up to `move` keys of the first instance; with the number of all keys, everything it owns."""
-    source, destination = (instance_name(OPERATOR, SITE, n) for n in range(1, INSTANCES + 1))
+    """Up to `move` keys, or a `share`, of the first instance; at most everything it owns."""
+    source = instance_name(OPERATOR, SITE, 1)
+    destination = instance_name(OPERATOR, SITE, 2) if options.sites == 1 else instance_name(OPERATOR, EDGE, 1)
     table = RoutingTable.initial(live.deployment.manifest().topology.operators[OPERATOR])
     owned = [n for n in range(options.keys) if table.route(encode_key(n)).instance == source]
     rng = random.Random(options.seed)
-    moved = sorted(rng.sample(owned, min(options.move, len(owned))))
-    return Keys(source, destination, moved, sorted(rng.sample(moved, min(PROBE_KEYS, len(moved)))))
+    count = options.move if options.share is None else max(1, round(options.share * len(owned)))
+    moved = sorted(rng.sample(owned, min(count, len(owned))))
+    probes = sorted(rng.sample(moved, min(PROBE_KEYS, len(moved))))
+    return Keys(source, destination, moved, probes, sorted(set(owned) - set(moved)))
 
 
 def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], list[Line]]:
-    """Rows by the median, and every repeat."""
+    """Rows by the median, and every repeat. Strategies take turns, so that all see the same machine."""
+    options.check()
     build = functools.partial(
         build_host, make_instance=functools.partial(StoppingInstance, stop_ms=options.plant_stop_ms)
     )
-    spark = open_session("tiercel-bench", slots=PROCESSES + 2)
+    processor = HeavyCount if options.workload.startswith("key-count") else HeavyAverage
+    spark = open_session("tiercel-bench", slots=PROCESSES + 3)
     every: list[Line] = []
     try:
         show_progress("starting the deployment")
@@ -136,11 +191,16 @@ def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], 
             loaded(
                 spark,
                 options.keys,
-                processor=HeavyAverage(options.state_bytes),
+                processor=processor(options.state_bytes, options.service_us),
                 build=build if options.plant_stop_ms else None,
+                instances={SITE: INSTANCES} if options.sites == 1 else {SITE: 1, EDGE: 1},
+                links=None if options.link is None else {f"{SITE} {EDGE}": options.link},
             ) as (live, loader),
         ):
             keys = choose_keys(live, options)
+            if options.zipf or options.overload:
+                sensors = sorted(keys.moved + keys.stays) if options.overload else range(options.keys)
+                loader.draw(sensors, options.zipf, options.seed)
             for repeat in range(1, options.repeats + 1):
                 for strategy in options.strategies:
                     show_progress(f"{strategy}, repeat {repeat} of {options.repeats}")
@@ -148,6 +208,11 @@ def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], 
                     every.append(
                         {"strategy": strategy, "repeat": repeat, "keys_moved": len(keys.moved)} | line
                     )
+            if options.out is not None:
+                from tiercel.bench.reconfigure_report import write_report
+
+                show_progress("drawing")
+                write_report(place, every, keys.moved, vars(options))
     finally:
         spark.stop()
     return [_row(strategy, every) for strategy in options.strategies], every
@@ -174,8 +239,10 @@ def _place(out: Path | None) -> Iterator[Path]:
 def _one(live: Live, loader: LoadProcess, options: Options, keys: Keys, strategy: str, record: Path) -> Line:
     inputs, outputs = record.with_suffix(".inputs.parquet"), record.with_suffix(".outputs.parquet")
     steady_s = min(STEADY_S_MAX, options.seconds / 2)
-    loader.start(options.rate, keys.probes)
-    time.sleep(WARM_S)
+    # probes are 4,000 tuples a second: with a service time they would be the load
+    probes = [] if options.service_us else keys.probes
+    loader.start(options.tuples_per_s, probes)
+    time.sleep(options.warm_s)
     steady_ns = time.monotonic_ns()
     time.sleep(steady_s)
     request_ns = time.monotonic_ns()
@@ -187,9 +254,12 @@ def _one(live: Live, loader: LoadProcess, options: Options, keys: Keys, strategy
     loader.stop(inputs, outputs)
     live.move(OPERATOR, keys=keys.moved, to=keys.source).wait(MOVE_S_MAX)
     at = Moments(steady_ns, request_ns, end_ns, over_ns)
+    found = read_outputs(outputs)
+    between, stays = options.sites > 1, keys.stays if options.service_us else ()
     return {
-        **judge(read_outputs(outputs), at, keys.probes, keys.moved),
+        **judge(found, at, probes or keys.moved, keys.moved, between_sites=between, stays=stays),
         "bytes_moved": sum(r.bytes_moved for r in reports),
         "phases_ms": {phase: ms for r in reports for phase, ms in r.phases.items()},
+        "request_ns": request_ns,
         **count_faults(live.spark, inputs, outputs),
     }

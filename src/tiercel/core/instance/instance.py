@@ -210,6 +210,8 @@ class Instance:
             case _ if self.phase is InstancePhase.RUNNING:
                 if type(message) is m.AbortNotice:
                     self.queue.drop_shadow(message.move)
+                elif type(message) is m.EmitFrom:
+                    self.queue.hurry(message.move)
                 self.moves.on_message(step, message)
             case m.AbortNotice() if self.phase is InstancePhase.LOADING and self._reply is not None:
                 # the router does not repeat it, and our roles are older

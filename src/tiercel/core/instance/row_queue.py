@@ -32,6 +32,7 @@ from tiercel.core.model.row_batch import count_rows
 FIRST_ROWS = 16  # rows of a slice before the first measurement
 MEASURED_FIRST = 8  # slices at the start that are all measured; later ones if more rows wait, or now and then
 MEASURED_EVERY = 32
+OWN_SLICES = 3  # slices of entries for one of shadow rows, if both kinds wait
 NEWEST_SHARE = 0.2  # of a new measurement in the mean
 
 
@@ -75,7 +76,8 @@ class RowQueue:
         self._rows = 0  # of that slice
         self._took = (0, 0.0)  # rows and time of a slice that is not in the mean yet
         self._slices = 0
-        self._shadow_next = False
+        self._own_in_a_row = 0  # slices of entries since the last one of shadow rows
+        self._first: str = ""  # the move whose shadow rows come first
 
     # -- arrivals ------------------------------------------------------------------------------
 
@@ -89,6 +91,10 @@ class RowQueue:
     def drop_shadow(self, move: str) -> None:
         """Drop the shadow rows of a move that is undone."""
         self.shadows.pop(move, None)
+
+    def hurry(self, move: str) -> None:
+        """Process the shadow rows of this move first: its source has stopped, and nobody else emits."""
+        self._first = move
 
     def clear(self) -> None:
         """Drop everything: it came over a connection that is lost, and the router sends it again."""
@@ -105,10 +111,11 @@ class RowQueue:
         return type(entry.control) is Adopt and entry.control.move in self.shadows
 
     def takes_shadow(self) -> bool:
-        """Whether the next slice is one of shadow rows: every other one, if both kinds wait."""
+        """Whether the next slice is one of shadow rows: every fourth one, if both kinds wait."""
         if not self.shadows or not self.entries:
             return bool(self.shadows)
-        return self._shadow_next or self.must_wait(self.entries[0])
+        late = self._own_in_a_row >= OWN_SLICES or self._first in self.shadows
+        return late or self.must_wait(self.entries[0])
 
     def peek(self) -> Slice:
         """The next slice. Nothing changes, so that the driver can read the state that it needs."""
@@ -139,6 +146,8 @@ class RowQueue:
         first = self.entries[0].control if self.entries else None
         if type(first) is Adopt and first.move in self.shadows:
             return first.move, self.shadows[first.move]
+        if self._first in self.shadows:
+            return self._first, self.shadows[self._first]
         return next(iter(self.shadows.items()))
 
     def take(self) -> Slice:
@@ -156,7 +165,7 @@ class RowQueue:
             for _ in taken.entries:
                 self.entries.popleft()
             rows = sum(map(_rows_of, taken.entries))
-        self._shadow_next = not taken.move
+        self._own_in_a_row = 0 if taken.move else self._own_in_a_row + 1
         self._slices += 1
         if not self.is_measured:
             self._rows = rows
