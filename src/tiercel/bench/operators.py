@@ -94,14 +94,14 @@ class Service:
 
     def __init__(self, service_us: float) -> None:
         self._row_ns = service_us * 1e3
-        self._owed_ns = 0.0  # a sleep is longer than asked for: the next one is shorter
+        self._remaining_ns = 0.0  # a sleep is longer than asked for: the next one is shorter
 
     def spend(self) -> None:
-        self._owed_ns += self._row_ns
-        if self._owed_ns >= SLEEPS_NS:
+        self._remaining_ns += self._row_ns
+        if self._remaining_ns >= SLEEPS_NS:
             begun_ns = time.perf_counter_ns()
-            time.sleep(self._owed_ns / 1e9)
-            self._owed_ns -= time.perf_counter_ns() - begun_ns
+            time.sleep(self._remaining_ns / 1e9)
+            self._remaining_ns -= time.perf_counter_ns() - begun_ns
 
 
 class HeavyAverage(StatefulProcessor):
