@@ -33,9 +33,9 @@ def _explains(deployment: Deployment, controller: Controller, tracked: TrackedMo
     if "not deterministic" in reason:
         return True  # another checker judges that
     if "is not owned by" in reason:
-        return any(_took_keys(deployment, tracked, other) for other in controller.moves.values()) or (
-            tracked.wanted.operator in _operators_taken_over(deployment)
-        )
+        taken_over = tracked.wanted.operator in _operators_taken_over(deployment)
+        took = any(_took_keys(deployment, tracked, other) for other in controller.moves.values())
+        return took or taken_over or deployment.faults > 0  # who asked may not have known the owner
     if "is not running" in reason:
         named = NAMED.search(reason)
         late = named is not None and named.group(1) not in _first_instances(deployment)
