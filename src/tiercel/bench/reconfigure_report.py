@@ -64,9 +64,9 @@ def write_report(
     draw_timeline(place / "timeline.png", records, first)
     draw_stoppage(place / "stoppage.png", every)
     draw_cdf(place / "cdf.png", records, first)
-    told = {k: v for k, v in settings.items() if k not in ("out", "strategies") and v not in (None, 0, 0.0)}
+    given = {k: v for k, v in settings.items() if k not in ("out", "strategies") and v not in (None, 0, 0.0)}
     page = PAGE.format(
-        settings=html.escape(", ".join(f"{k} {v}" for k, v in told.items())), table=_table(every)
+        settings=html.escape(", ".join(f"{k} {v}" for k, v in given.items())), table=_table(every)
     )
     (place / "report.html").write_text(page, encoding="utf-8")
 
