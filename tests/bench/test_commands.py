@@ -12,7 +12,7 @@ from tiercel.cli.bench import bench
 
 COMMANDS = (
     *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
-    *("memory", "checkpoint", "app", "pipeline"),
+    *("memory", "checkpoint", "app", "pipeline", "word-recovery"),
 )
 RUNS = (*COMMANDS, "recover --sweep")
 
@@ -24,7 +24,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*options: object) -> None:
         pytest.fail("it was measured")
 
-    modules = {"idle": "idle_overhead"}
+    modules = {"idle": "idle_overhead", "word-recovery": "word_recovery"}
     for name in (*COMMANDS, "recover_sweep"):
         module = import_module(f"tiercel.bench.scenarios.{modules.get(name, name)}")
         monkeypatch.setattr(module, "measure", measure)
@@ -57,6 +57,9 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
+        ("word-recovery --entries none", "'none' is not a number"),
+        ("word-recovery --ways prayer", "unknown 'prayer'"),
+        ("word-recovery --rate 0", "--rate 0 is out of range"),
         ("app --app paint", "unknown application 'paint'"),
         ("app --minutes 0", "seconds = 0"),
         ("app --rate 1000000000", "rate = 1e+09"),

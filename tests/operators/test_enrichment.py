@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import types as t
 
 from tiercel.operators import plan_enrich
-from tiercel.operators.enrichment import sides
+from tiercel.operators.enrichment import AsChange, sides
 from tiercel.spark.rows.ddl import parse_ddl
 from tiercel.testing import Trial, check_deterministic
 
@@ -54,6 +54,25 @@ def test_an_inner_one_leaves_out_rows_that_the_table_does_not_know() -> None:
     trial = trial_of("inner")
     trial.send(both(("a", 1.0)), both(change=("a", "Ann", 9.0)), both(("a", 2.0)), both(("b", 2.0)))
     assert trial.outputs() == [("a", 2.0, "Ann", 9.0)]
+
+
+def test_a_row_that_is_gone_from_the_table_gives_no_columns_any_more() -> None:
+    for how, wanted in (
+        ("left", [("a", 1.0, "Ann", 9.0), ("a", 2.0, None, None)]),
+        ("inner", [("a", 1.0, "Ann", 9.0)]),
+    ):
+        trial = trial_of(how)
+        trial.send(both(change=("a", "Ann", 9.0)), both(("a", 1.0)))
+        trial.send(("a", None, None))
+        trial.crash()
+        trial.send(both(("a", 2.0)))
+        assert trial.outputs("a") == wanted
+
+
+def test_a_change_of_a_table_has_no_columns_if_the_row_is_gone() -> None:
+    as_change = AsChange(("car",), TABLE)
+    assert as_change(("a", "Ann", 9.0, False)) == ("a", ("a", "Ann", 9.0))
+    assert as_change(("a", None, None, True)) == ("a", None)
 
 
 def test_the_operator_is_deterministic() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from tiercel.apps.app import POSITION, Output
 from tiercel.apps.catalogue import find_app
 from tiercel.apps.run import Run, run
 from tiercel.apps.verdict import compare
-from tiercel.bench.scenarios import app
+from tiercel.bench.scenarios import app, word_recovery
 
 SMALL: dict[str, tuple[dict[str, Any], int, list[str]]] = {  # options, rate, changes
     "traffic": ({"cars": 50, "segments": 5, "state_bytes": 100}, 300, ["segment", "scale"]),
@@ -70,3 +73,22 @@ def test_a_comparison_notices_every_fault(
     names = ("lost", "doubled", "invented", "wrong", "reordered")
     assert {name: getattr(judged, name) for name in names if getattr(judged, name)} == faults
     assert (judged.expected, judged.found) == (3, len(rows))
+
+
+@pytest.mark.long
+def test_benchmark_of_recovery_gives_every_way_and_counts_every_word() -> None:
+    options = word_recovery.Options([60], word_recovery.WAYS, rate=100, seconds=2, seed=3)
+    command = [sys.executable, "-c", RECOVERY.format(options=options)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    (row,) = json.loads(ended.stdout)
+    assert row.keys() == fields("word-recovery")
+    assert row["faults"] == 0
+    assert min(row[f"{way}_s"] for way in ("floor", "checkpoint", "replay", "source")) > 0
+
+
+RECOVERY = """
+import json
+from tiercel.bench.scenarios.word_recovery import Options, measure
+print(json.dumps(measure({options}, lambda step: None)))
+"""

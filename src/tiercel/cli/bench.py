@@ -480,6 +480,39 @@ def pipeline(
         run.rows, run.more = bench_pipeline.measure(options, run.show_progress)
 
 
+@bench.command("word-recovery", short_help="Recovery of SEEP's word count, by size of state.")
+def word_recovery(
+    entries: Annotated[str, typer.Option(help="Numbers of words, comma-separated.")] = "100,10000,100000",
+    ways: Annotated[
+        str,
+        typer.Option(
+            help="What it begins with, comma-separated: none (no death), checkpoint, replay, source."
+        ),
+    ] = "none,checkpoint,replay,source",
+    rate: Annotated[int, typer.Option(help="Sentences of 12 words a second.")] = 500,
+    seconds: Annotated[float, typer.Option(help="Seconds of load before the death.")] = 10.0,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure the recovery of SEEP's word count: by checkpoint, by replay of the log, and from the source.
+
+    Example: tiercel bench word-recovery --entries 100 --ways none,checkpoint --seconds 3
+    """
+    from tiercel.bench.scenarios import word_recovery as bench_words
+
+    wanted = _numbers("--entries", entries, 1, 1_000_000)
+    chosen = _choose("--ways", _parts(ways), bench_words.WAYS)
+    _check("--rate", rate, 1, 10_000)
+    _check("--seconds", seconds, 1, 600)
+    _check("--seed", seed, 0, 2**31)
+    options = bench_words.Options(wanted, chosen, rate, seconds, seed)
+    with _measuring("word-recovery", as_json, out, seed) as run:
+        run.settings = {k: v for k, v in vars(options).items() if k != "seed"}
+        run.settings["checkpoint_ms"] = bench_words.CHECKPOINT_MS
+        run.rows = bench_words.measure(options, run.show_progress)
+
+
 # -- around every measurement ------------------------------------------------------------------
 
 

@@ -45,7 +45,8 @@ def plan_enrich(
 ) -> Plan:
     """The columns of a row, then those of the table's row with its key; null, or no row at all, without one.
 
-    With `changes`, rows come as the columns `row` and `table`, of which one is null (`sides`).
+    With `changes`, rows come as the columns `row` and `table`, of which one is null (`sides`); both are null
+    if the table's row is gone (`AsChange`).
     """
     what = "enrich"
     if how not in HOW:
@@ -79,6 +80,20 @@ def plan_enrich(
 def sides(key: Sequence[str], schema: t.StructType, table: t.StructType) -> tuple[AsSide, AsSide]:
     """How rows of the stream and changes of the table come to one operator."""
     return AsSide(key, schema, ROW), AsSide(key, table, TABLE)
+
+
+class AsChange:
+    """A function for `map`: the key, and the table's row as one struct; null if the row is gone."""
+
+    def __init__(self, key: Sequence[str], table: t.StructType) -> None:
+        self._places, self._columns = [table.names.index(name) for name in key], len(table.names)
+        self.schema = t.StructType([table[name] for name in key]).add(TABLE, table)
+        self.__name__ = "change of a table"
+
+    def __call__(self, row: Any) -> tuple[Any, ...]:
+        values = tuple(row)
+        removed = values[self._columns]
+        return (*[values[n] for n in self._places], None if removed else values[: self._columns])
 
 
 class Enriched(StatefulProcessor):
@@ -116,6 +131,10 @@ class Enriched(StatefulProcessor):
                 if change is not None:
                     found = (self._store(change),)
                     self._known.update(found)
+                    continue
+                if given is None:  # the table has no such row any more
+                    found = None
+                    self._known.clear()
                     continue
                 given = self._show_row(self._read(given))
             if found is not None:

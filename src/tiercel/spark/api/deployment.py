@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from tiercel.control.policies.policy import Decide
 from tiercel.core.errors import InvalidRequest
@@ -36,7 +37,7 @@ from tiercel.runtime.net.emulated_link import Link
 from tiercel.runtime.net.tls import TlsOption
 from tiercel.runtime.sites.deployment_file import DeploymentFile
 from tiercel.runtime.sites.site_application import SiteApplication
-from tiercel.spark.api.clients import end_client
+from tiercel.spark.api.clients import RowProducer, end_client
 from tiercel.spark.api.feeds import Feed, check_feed_name, start_feed
 from tiercel.spark.api.graph import (
     Graph,
@@ -61,6 +62,7 @@ from tiercel.spark.cluster.warm_workers import check_count
 from tiercel.spark.operators.processor_adapter import InputPlan
 from tiercel.spark.rows.row_codec import Schema
 from tiercel.spark.sources.stream_source import register
+from tiercel.spark.sources.table_refresh import TableRefresh
 
 
 def start(
@@ -193,6 +195,7 @@ class Live:
             raise UserError.of(refusal) from refusal
         self.build: Build = build_host  # what a task hosts; benchmarks replace it
         self._feeds: list[Feed] = []
+        self._refreshes: dict[str, TableRefresh] = {}  # by operator
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._lock: DriverLock | None = None
         self._deploy_lock = threading.RLock()  # two threads may both be the first to use it
@@ -275,6 +278,19 @@ class Live:
             start_feed(self.deployment, feed)
         self._feeds.append(feed)
 
+    def add_refresh(self, refresh: TableRefresh, schema: StructType, key: Sequence[str]) -> LiveStream:
+        """Declare the stream of a table's changes, which the driver writes while the deployment runs."""
+        self._refreshes[refresh.operator] = refresh
+        return self.stream(refresh.stream, schema, key=key)
+
+    def refresh(self, operator: str) -> int:
+        """Read the table of `enrich(..., refresh=...)` now. Returns how many changes count from then on."""
+        self._started()
+        if operator not in self._refreshes:
+            known = ", ".join(sorted(self._refreshes)) or "none is declared: enrich(..., refresh='1 minute')"
+            raise UserError(f"operator {operator!r} has no table that is refreshed", expected=known)
+        return self._refreshes[operator].refresh()
+
     def close_at_stop(self, client: Client) -> None:
         """Close a client when the deployment stops, so that it does not wait for what cannot come."""
         self._clients.add(client)
@@ -323,6 +339,9 @@ class Live:
                     give_initial_state(self.deployment, name, codec, declared.initial)
             for feed in self._feeds:
                 start_feed(self.deployment, feed)
+            for name, refresh in self._refreshes.items():
+                writer = RowProducer(self.deployment, refresh.stream, name=f"refresh-{name}")
+                refresh.start(self.deployment.directory, writer)
         except BaseException:
             self.stop()
             raise
@@ -523,3 +542,5 @@ class Live:
                 ending.callback(end_client, client)
             for feed in self._feeds if not self.backend.is_stopped() else ():
                 ending.callback(feed.stop)
+            for refresh in self._refreshes.values():
+                ending.callback(refresh.stop)

@@ -13,10 +13,11 @@ from typing import Any, Self
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from tiercel.errors import UserError
 from tiercel.operators.aggregates import Aggregate
 from tiercel.operators.deduplicate import plan_deduplicate
-from tiercel.operators.durations import Duration
-from tiercel.operators.enrichment import plan_enrich, sides
+from tiercel.operators.durations import Duration, positive_ms
+from tiercel.operators.enrichment import AsChange, plan_enrich, sides
 from tiercel.operators.joins import Side, plan_join
 from tiercel.operators.plan import Plan
 from tiercel.operators.running import FoldPlan, plan_aggregate, plan_top_k
@@ -108,27 +109,45 @@ class OperatorMethods(ABC):
 
     def enrich(
         self,
-        table: DataFrame,
+        table: DataFrame | Callable[[], DataFrame],
         *,
         changes: Self | None = None,
+        refresh: Duration | None = None,
         how: str = "left",
         suffix: str = "_table",
         **options: Any,
     ) -> Self:
         """Rows with the columns of the table's row that has the same key.
 
-        The table is read once. `changes` is a stream with its columns: a change counts from then on.
+        The table is read once. `changes` is a stream with its columns: a change counts from then on. With
+        `refresh` the driver reads the table again so often, and rows that are new, different or gone count
+        from then on. A DataFrame of files lists them once: give a function that reads them.
         """
         schema, key, event_time = self._shape
-        made = plan_enrich(
-            schema, key, event_time, table.schema, how=how, suffix=suffix, changes=changes is not None
-        )
+        frame = table() if callable(table) else table
+        changing = changes is not None or refresh is not None
+        made = plan_enrich(schema, key, event_time, frame.schema, how=how, suffix=suffix, changes=changing)
         options = {"name": f"{self.name}-enriched", "output_event_time": event_time, **options}
+        if changes is not None and refresh is not None:
+            raise UserError("enrich with changes= and refresh=", expected="one of them")
+        if not changing:
+            return self._apply(made, {"initial_state": frame, **options})
+        as_row, of_change = sides(key, schema, frame.schema)
+        as_change: Any = of_change
         if changes is None:
-            return self._apply(made, {"initial_state": table, **options})
-        as_row, as_change = sides(key, schema, table.schema)
+            assert refresh is not None
+            read_again = table if callable(table) else lambda: frame
+            every_s = positive_ms(refresh, "refresh") / 1_000
+            changes = self._table_changes(options["name"], frame, read_again, every_s)
+            as_change = AsChange(key, frame.schema)
         read: Self = self.map(as_row, as_row.schema).union(changes.map(as_change, as_change.schema))
-        return read._apply(made, {"initial_state": table, **options})
+        return read._apply(made, {"initial_state": frame, **options})
+
+    @abstractmethod
+    def _table_changes(
+        self, operator: str, table: DataFrame, read: Callable[[], DataFrame], every_s: float
+    ) -> Self:
+        """A stream of the changes of a table with this stream's key."""
 
     def split(self, **branch: Callable[[Any], bool]) -> dict[str, Self]:
         """A stream per name with the rows for which its function is the first to be true, and `rest`."""

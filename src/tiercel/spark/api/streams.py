@@ -37,6 +37,7 @@ from tiercel.spark.operators.plans import InputPlan, Transform
 from tiercel.spark.operators.transforms import Identity, union_schema, with_broadcast
 from tiercel.spark.rows.row_codec import RowCodec, Schema
 from tiercel.spark.sources.stream_writer import column_names
+from tiercel.spark.sources.table_refresh import TableRefresh, change_schema
 from tiercel.spark.state.external_state import ExternalState
 from tiercel.spark.state.schema_evolution import Upgrades
 
@@ -51,6 +52,7 @@ class Deployment(Protocol):
     def declare(self, declared: StreamDeclaration) -> LiveStream: ...
     def note_delay(self, stream: str, delay_ms: int) -> None: ...
     def add_feed(self, feed: Feed) -> None: ...
+    def add_refresh(self, refresh: TableRefresh, schema: StructType, key: Sequence[str]) -> LiveStream: ...
     def deploy(self) -> object: ...
     def close_at_stop(self, client: Client) -> None: ...
     def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame: ...
@@ -316,6 +318,12 @@ class LiveStream(OperatorMethods):
         feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options)
         self._live.add_feed(feed)
         return feed
+
+    def _table_changes(
+        self, operator: str, table: DataFrame, read: Callable[[], DataFrame], every_s: float
+    ) -> LiveStream:
+        refresh = TableRefresh(operator, f"{operator}-changes", table, read, every_s)
+        return self._live.add_refresh(refresh, change_schema(table.schema, self.codec.key), self.codec.key)
 
     def producer(self, name: str, *, site: str = "") -> RowProducer:
         """A client that writes rows to this stream: batches, retries, exactly once by sequence number.
