@@ -2,7 +2,7 @@
 
     python docs/measure.py core latency      run these commands and store their output in docs/measured/
     python docs/measure.py latency -- --repeats 2    the same with further options, which are stored too
-    python docs/measure.py --fill            insert the stored output into README.md and docs/results.md
+    python docs/measure.py --fill            insert the stored output into the documents
     python docs/measure.py --check           fail if a document shows anything else than the stored output
 
 Nobody types the text between `<!-- measured: NAME -->` or `<!-- file: PATH -->` and `<!-- end -->` in these
@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "measured"
 PICTURES = ROOT / "docs" / "pictures"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "apps.md")
 TIERCEL = [sys.executable, "-m", "tiercel"]
 COMMANDS: dict[str, tuple[str, list[str]]] = {
     "quickstart": ("python examples/quickstart.py", [sys.executable, "examples/quickstart.py"]),
@@ -68,6 +68,16 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
         "tiercel bench recover --sweep --sizes 1 --rate 10000 --json",
         [*TIERCEL, "bench", "recover", "--sweep", "--sizes", "1", "--rate", "10000", "--json"],
     ),
+    "traffic": (
+        "tiercel bench app --app traffic --set cars=124000 --set segments=101 --set probes=20 --rate 4000 "
+        "--minutes 1 --during none,segment,half,kill --json",
+        [
+            *(*TIERCEL, "bench", "app", "--app", "traffic", "--set", "cars=124000", "--set", "segments=101"),
+            *("--set", "probes=20", "--rate", "4000", "--minutes", "1"),
+            *("--during", "none,segment,half,kill", "--json"),
+        ],
+    ),
+    "words": ("tiercel bench word-recovery --json", [*TIERCEL, "bench", "word-recovery", "--json"]),
     "checkpoint": ("tiercel bench checkpoint --json", [*TIERCEL, "bench", "checkpoint", "--json"]),
     "memory": ("tiercel bench memory --json", [*TIERCEL, "bench", "memory", "--json"]),
     "chaos": (
@@ -96,10 +106,12 @@ BENCHES = {  # the columns that the documents show; the stored file has all of t
         "limit_mb load state_mb events_per_s cpu_us p50_ms p99_ms resident_mb hot_share read_back_per_s lost "
         "doubled wrong_state"
     ),
+    "words": "",
     "checkpoint": (
         "hot_keys pair events_per_s without_events_per_s ratio p50_ms without_p50_ms p99_ms without_p99_ms"
     ),
 }
+APPS = ("traffic",)
 LINES_MAX = 40
 LINES_SHOWN = {"mutants": 1, "test": 1, "points": 1, "seeds": 1}  # the last ones; the others are shown whole
 
@@ -135,6 +147,8 @@ def block(name: str) -> str:
     about, *lines = path.read_text(encoding="utf-8").rstrip().splitlines()
     if name in BENCHES:
         lines = bench_table(json.loads("\n".join(lines)), BENCHES[name].split())
+    elif name in APPS:
+        lines = app_tables(json.loads("\n".join(lines)))
     elif name == "large":
         lines = large_table(json.loads("\n".join(lines)))
     elif name == "chaos":
@@ -158,6 +172,20 @@ def bench_table(result: dict[str, object], columns: list[str]) -> list[str]:
     return (
         [*lines, f"cores used by other programs: {cpu['others_cores']}"] if isinstance(cpu, dict) else lines
     )
+
+
+def app_tables(result: dict[str, Any]) -> list[str]:
+    """The rows of an application, those of the same columns in one table, and its facts."""
+    lines: list[str] = []
+    for columns in dict.fromkeys(tuple(row) for row in result["rows"]):
+        rows = [row for row in result["rows"] if tuple(row) == columns]
+        lines += [*aligned([list(columns), *([_cell(row[c]) for c in columns] for row in rows)]), ""]
+    facts = f"{result['keys']:,} keys, {result['bytes_per_key']:,} bytes of memory each"
+    return [
+        *lines,
+        f"{result['events']:,} events, {result['events_per_s']:,} a second; {facts}",
+        f"cores used by other programs: {result['cpu']['others_cores']}; {result['verdict']}",
+    ]
 
 
 def _cell(value: object) -> str:
