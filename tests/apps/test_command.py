@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tiercel.apps import run as apps_run
 from tiercel.apps.catalogue import APPS
-from tiercel.apps.run import Result
+from tiercel.apps.run import Progress, Result
 from tiercel.apps.verdict import Comparison
+from tiercel.cli import app as cli_app
 from tiercel.cli import main as cli
 
 
@@ -86,3 +89,24 @@ def test_bad_input_is_named_and_nothing_starts(
     assert (code, out) == (2, "")
     assert message in err
     assert "expected" in err
+
+
+def test_the_live_view_shows_rates_latency_and_findings() -> None:
+    console = Console(record=True, width=100, file=io.StringIO())
+    rates = cli_app._Rates()
+    rates.of("means", 0)
+    rates._before["means"] = (rates._before["means"][0] - 1.0, 0, 0.0)
+    progress = Progress("running", 3.0, 900, {"means": 800}, [1.0, 2.0, 9.0], ["car 7 on segment 3"], 12)
+    console.print(cli_app._panel(progress, ["move took 0.05 s: m1", "running"], rates))
+    shown = console.export_text()
+    for part in (
+        "3.0 s  running",
+        "900",
+        "800",
+        "p50 2.0 ms, p99 9.0 ms",
+        "12 findings",
+        "car 7 on",
+        "move took",
+    ):
+        assert part in shown
+    assert 700 < rates.of("means", 800) <= 800
