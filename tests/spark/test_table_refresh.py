@@ -86,6 +86,18 @@ def test_rows_get_the_columns_of_the_table_as_it_was_refreshed_last(
         run.check()
         with pytest.raises(tiercel.UserError, match="operator 'cars' has no table that is refreshed"):
             live.refresh("cars")
+
+
+@pytest.mark.long
+def test_a_restarted_deployment_knows_the_table_that_it_had(spark: SparkSession, tmp_path: Path) -> None:
+    table = Table(spark)
+    table.rows = {"car-0": "Ann", "car-1": "Bob"}
+    with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
+        run = Enriched(live, table, "1 hour")
+        table.rows["car-2"] = "Cem"
+        assert live.refresh("owners") == 1
+        run.send()
+        run.check()
     with tiercel.start(spark, ["cloud"], tmp_path / "storage") as live:
         again = Enriched(live, table, "500 milliseconds")
         again.wanted, again.n = run.wanted, run.n
