@@ -43,7 +43,6 @@ ROUTING = frozenset(
         "outgoing",
         "incoming",
         "ended",
-        "merged",
         "move_mark",
     )
 )

@@ -75,6 +75,9 @@ class ScaleRequest(msgspec.Struct, frozen=True):
     spares: tuple[str, ...] = ()  # own nothing, and stay for the next scale-out
 
 
+MOVES_KEPT_MAX = 1_000  # ended moves that the controller still knows; it may have twice as many for a while
+
+
 class RecoveryRequest(msgspec.Struct, frozen=True):
     """A request to give everything that a dead instance owned to new instances."""
 
@@ -264,8 +267,8 @@ class Controller:
                 self._on_status_reply(step, sender, reply)
             case Received(message=m.RetirementReply() as answer):
                 self._on_retirement_reply(step, answer)
-            case Received(message=m.MoveStatus() as status):
-                self._on_status(step, status)
+            case Received(sender=sender, message=m.MoveStatus() as status):
+                self._on_status(step, sender, status)
             case _:
                 pass
         return released + self.journal.commit(step)
@@ -325,12 +328,14 @@ class Controller:
             ),
         )
 
-    def _on_status(self, step: Step, status: m.MoveStatus) -> None:
+    def _on_status(self, step: Step, sender: str, status: m.MoveStatus) -> None:
         if status.move in self.recoveries:
             self._on_takeover_status(step, self.recoveries[status.move], status)
             return
         tracked = self.moves.get(status.move)
         if tracked is None or tracked.state not in (MoveState.ASKED.value, MoveState.QUEUED.value):
+            if status.outcome is not None:
+                step.send_durable(sender, m.OutcomeStored(status.move))
             return
         if status.outcome is m.MoveOutcome.DONE:
             tracked.state = MoveState.DONE.value
@@ -344,7 +349,19 @@ class Controller:
             return
         step.note(f"{tracked.move} {tracked.state} {tracked.reason}")
         self._save(step, tracked)
+        step.send_durable(sender, m.OutcomeStored(status.move))
+        self._forget_moves(step)
         self._start_what_can(step)
+
+    def _forget_moves(self, step: Step) -> None:
+        """Forget the oldest ended moves, once they are too many."""
+        if len(self.moves) < 2 * MOVES_KEPT_MAX:
+            return
+        running = (MoveState.ASKED.value, MoveState.QUEUED.value)
+        ended = [name for name, tracked in self.moves.items() if tracked.state not in running]
+        for name in ended[:-MOVES_KEPT_MAX]:
+            del self.moves[name]
+            step.delete(("move", name))
 
     def _on_status_reply(self, step: Step, site: str, reply: m.StatusReply) -> None:
         self.sites_reported.add(site)
@@ -354,7 +371,7 @@ class Controller:
             self.slots[operator] = _newest(slots, site, update.slots)
             self.overrides[operator] = _newest(overrides, site, update.keys)
         for status in reply.statuses:
-            self._on_status(step, status)
+            self._on_status(step, site, status)
         self._versions[site] = reply.versions
         self.answered[site] = max(reply.n, self.answered.get(site, 0))
         self._pursue(step)

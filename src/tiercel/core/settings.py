@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True):
     site_frames_max: int = 1_024  # frames of one outbox sent and not acknowledged
     outbox_frames_max: int = 100_000  # frames of one outbox kept; producers wait beyond it
     held_rows_max: int = 100_000  # rows of one inbox held before append; those beyond it are sent again later
+    numbered_keys_max: int = 100_000  # keys of one inbox whose rows to other sites are numbered; see R1
     shadow_entries_max: int = 100_000  # entries of a move's shadow; beyond it the move is undone
     withheld_max: int = 100_000  # withheld outputs of a destination; beyond it the keys wait
     stream_tail_max: int = 4_096  # entries of an output log kept in memory; older ones are read

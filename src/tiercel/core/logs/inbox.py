@@ -69,7 +69,7 @@ class _Routes(dict[Key, Target]):
 
 
 TABLES = (
-    *("head", "trimmed", "ends", "route", "route_key", "mark", "count"),
+    *("head", "trimmed", "ends", "route", "route_key", "mark", "count", "count_base"),
     *("reader", "retired", "takeover", "emitted", "pause", "broadcast"),
 )
 ROUTES_MAX = 1 << 18  # cached targets of keys; beyond it they are looked up again
@@ -116,6 +116,8 @@ class Inbox(Readers):
                 self.sequencer.marks[marked] = dict(value)
             case ("count", _, counted):
                 self.sequencer.counts[counted] = value
+            case ("count_base", _):
+                self.sequencer.base = value
             case ("reader", _, instance):
                 self.readers[instance] = value
             case ("retired", _, instance):
@@ -133,7 +135,8 @@ class Inbox(Readers):
 
     def begin_incarnation(self, step: Step, incarnation: int) -> None:
         """A new incarnation of the router continues this log."""
-        self.ends = [*self.ends, (incarnation, self.offset)]
+        # what is trimmed is in a checkpoint of every reader, taken behind the end that was there before
+        self.ends = [*(end for end in self.ends if end[1] >= self.trimmed), (incarnation, self.offset)]
         step.put(("ends", self.name), list(self.ends))
         counted = self.sequencer.counts
         self.sequencer.await_own_rows([key for key in counted if self.table.route(key).site == self.site])

@@ -11,7 +11,8 @@ back, new rows of it are numbered too, and wait behind the older ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
+from itertools import islice
 from typing import NamedTuple
 
 from tiercel.core.logs.site_outbox import InboundFrame
@@ -63,7 +64,8 @@ class Sequencer:
         self._held_rows_max = held_rows_max
         self.origin = site  # of the rows that this site numbers
         self._rerouted = rerouted  # the inbox forgets where rows of this key go
-        self.counts = KeyTable[int](table.count)  # rows of a key that this site numbered and forwarded
+        self.counts = KeyTable[int](table.count)  # key -> last number of a row that this site forwarded
+        self.base = 0  # no forgotten number is above this one
         self.marks = KeyTable[dict[str, int]](table.count)  # key -> origin -> last n appended
         self.awaiting_own_rows = KeyTable[None](table.count)  # owned here, older rows are in flight
         self.held = KeyTable[dict[str, dict[int, HeldRow]]](table.count)  # key -> origin -> n -> row
@@ -79,18 +81,51 @@ class Sequencer:
     def number(self, step: Step, row: Row) -> Row:
         """The stamped form of a row for another site."""
         key = row[0]
-        n = self.counts.get(key, 0) + 1
-        self.counts[key] = n
+        known = self.counts.get(key)
+        n = self.counts[key] = (self.base if known is None else known) + 1
         step.put(("count", self._inbox, key), n)
-        return (key, row[1], row[2], self.origin, n, self._table.route(key).epoch)
+        stamp = -n if known is None and n > 1 else n  # negative: all earlier rows of the key are settled
+        return (key, row[1], row[2], self.origin, stamp, self._table.route(key).epoch)
+
+    def forget_numbers(self, step: Step, unsettled: Set[Key]) -> dict[Key, int]:
+        """Forget the numbers of keys without rows under way, oldest first, half of all; returns them.
+
+        A later row of such a key gets a number above all forgotten ones, and its owner takes it at once.
+        """
+        some = islice((key for key in self.counts if key not in unsettled), len(self.counts) // 2)
+        forgotten = {key: self.counts[key] for key in some}
+        for key in forgotten:
+            del self.counts[key]
+            step.delete(("count", self._inbox, key))
+        if forgotten:
+            self.base = max(self.base, *forgotten.values())
+            step.put(("count_base", self._inbox), self.base)
+        return forgotten
+
+    def forget_marks(self, step: Step, origin: str, numbers: dict[Key, int]) -> None:
+        """Forget the marks of an origin that has forgotten its numbers."""
+        for key, n in numbers.items():
+            marks = self.marks.get(key)
+            if marks is not None and marks.get(origin) == n:
+                del marks[origin]
+                if marks:
+                    step.put(("mark", self._inbox, key), dict(marks))
+                else:
+                    del self.marks[key]
+                    step.delete(("mark", self._inbox, key))
 
     def begin_origin(self, step: Step, origin: str, *, new: bool) -> None:
         """Number rows under this name. A new storage numbers under a new name: its counts start again."""
         self.origin = origin
         if new:
-            for key in list(self.counts):
-                del self.counts[key]
-                step.delete(("count", self._inbox, key))
+            self.forget_all_numbers(step)
+
+    def forget_all_numbers(self, step: Step) -> None:
+        for key in list(self.counts):
+            del self.counts[key]
+            step.delete(("count", self._inbox, key))
+        self.base = 0
+        step.delete(("count_base", self._inbox))
 
     # -- rows that arrive --------------------------------------------------------------------
 
@@ -124,16 +159,16 @@ class Sequencer:
     def _sequence_here(
         self, step: Step, row: Row, frames: tuple[InboundFrame, ...], ready: list[Row]
     ) -> None:
-        key, origin, n = row[0], row[3], row[4]
+        key, origin, n = row[0], row[3], abs(row[4])
         marks = self.marks.get(key)
-        if marks is None:
-            marks = self.marks[key] = {}
-        last = marks.get(origin, 0)
+        last = marks.get(origin, 0) if marks is not None else 0
         if n <= last:
             return
-        if n != last + 1 and self.must_hold(last, n):
+        if n != last + 1 and row[4] > 0 and self.must_hold(last, n):
             self._hold(row, frames)
             return
+        if marks is None:
+            marks = self.marks[key] = {}
         ready.append(row)
         marks[origin] = n
         of_key = self.held.get(key)

@@ -133,6 +133,7 @@ TABLES: Final[dict[str, Any]] = {
     "route_key": Route,
     "mark": dict[str, int],
     "count": int,
+    "count_base": int,
     "reader": LogReader,
     "retired": bool,
     "takeover": Takeover,
@@ -154,7 +155,6 @@ TABLES: Final[dict[str, Any]] = {
     "outgoing": OutgoingMoveRecord,
     "incoming": IncomingMoveRecord,
     "ended": tuple[str, str],
-    "merged": bool,
     "shadow": ShadowNotice,
     "move_mark": Position,
     "inbox": Entry,  # or StreamEntry, in an output log: see `read_log`

@@ -48,6 +48,12 @@ class MoveOutcome(enum.Enum):
     REFUSED = "refused"  # never started
 
 
+class OutcomeStored(Message, frozen=True):
+    """The controller has stored how a move ended, and never asks for it again: the router may forget it."""
+
+    move: str
+
+
 class MoveStatus(Message, frozen=True):
     """The progress of a move. `phase` is the value of a SourceRouterPhase or of a MoveOutcome."""
 

@@ -113,6 +113,17 @@ class SiteFrameReceipt(Message, frozen=True):
     again: tuple[int, ...] = ()
 
 
+class MarksForgotten(Message, frozen=True):
+    """The sender has forgotten its numbers of these keys: all rows up to them are settled.
+
+    It begins again above all numbers that it has used. So the owner may forget its marks, too.
+    """
+
+    operator: str
+    origin: str
+    numbers: dict[Key, int]
+
+
 class OwnerChanged(Message, frozen=True):
     """The sender of some rows used an old route; these are newer ones. It accepts only newer epochs."""
 

@@ -41,14 +41,13 @@ from tiercel.core.model.topology import operator_of, site_of
 class MoveCoordinator:
     """The moves that a router takes part in. Implements `Moves` of core/router/moves.py."""
 
-    tables = ("outgoing", "incoming", "ended", "merged", "shadow", "move_mark")
+    tables = ("outgoing", "incoming", "ended", "shadow", "move_mark")
 
     def __init__(self, router: RouterPort) -> None:
         self.router = router
         self.outgoing_moves: dict[str, OutgoingMove] = {}
         self.incoming_moves: dict[str, IncomingMove] = {}
         self.ended: dict[str, tuple[str, str]] = {}  # outgoing moves and takeovers: outcome and reason
-        self.merged: dict[str, None] = {}  # incoming moves that have ended
 
     def on_message(self, step: Step, sender: str, message: Any) -> None:
         move: str = getattr(message, "move", "")
@@ -59,6 +58,8 @@ class MoveCoordinator:
                 self.on_move_request(step, sender, message)
             case m.TakeoverRequest():
                 succeed(self.router, self, step, sender, message)
+            case m.OutcomeStored(move=ended):
+                self.on_outcome_stored(step, ended)
             case m.StatusQuery():
                 self.on_status_query(step, sender, message.n, message.known)
             case m.Prepare():
@@ -302,11 +303,23 @@ class MoveCoordinator:
             self.router.send_router(
                 step, sender, m.Refused(move, f"{self.router.site} was restarted and forgot it")
             )
-        elif isinstance(message, m.FlipToDestination) and move not in self.merged:
+        elif isinstance(message, m.FlipToDestination) and not self.was_adopted(message):
             inbox = self.router.inboxes[message.prepare.operator]
             record = IncomingMoveRecord(message.prepare, DestinationRouterPhase.PREPARING.value)
             self.incoming_moves[move] = IncomingMove(self.router, self, inbox, record)
             self.incoming_moves[move].on_message(step, message)
+
+    def was_adopted(self, flip: m.FlipToDestination) -> bool:
+        """Whether a flip is a repeat. Epochs only grow, so that no list of ended moves is necessary."""
+        table, update = self.router.inboxes[flip.prepare.operator].table, flip.update
+        if update.slots:
+            return all(table.slots[slot].epoch >= route.epoch for slot, route in update.slots.items())
+        return all(table.route(key).epoch >= route.epoch for key, route in update.keys.items())
+
+    def on_outcome_stored(self, step: Step, move: str) -> None:
+        """Forget an ended move, because nobody asks for it again."""
+        if self.ended.pop(move, None) is not None:
+            step.delete(("ended", move))
 
     def end_outgoing(self, step: Step, move: str) -> None:
         """Delete a move whose roles have all ended. The router remembers only the outcome."""
@@ -420,8 +433,6 @@ class MoveCoordinator:
             if message.instance in incoming.holders:
                 position = message.moves.get(incoming.move, (SHADOW, -1))
                 if incoming.checkpointed(step, position, message.instance, message.applied):
-                    self.merged[incoming.move] = None
-                    step.put(("merged", incoming.move), True)
                     self.forget_incoming(step, incoming)
                 elif incoming.record.adopted >= 0:
                     own.setdefault(incoming.move, incoming.record.adopted)
@@ -478,8 +489,6 @@ class MoveCoordinator:
                 self.recover_incoming(value)
             case ("ended", move):
                 self.ended[move] = value
-            case ("merged", move):
-                self.merged[move] = None
             case ("shadow", move, _):
                 if move in self.incoming_moves:
                     self.incoming_moves[move].shadow[value.offset] = value

@@ -14,6 +14,7 @@ from tiercel.core.logs.sequencer import HeldRow
 from tiercel.core.logs.site_outbox import FrameId, InboundFrame, SiteOutbox
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
+from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Row
 from tiercel.core.model.routing import Route, RouteUpdate, slot_of
 from tiercel.core.router.state import RouterState
@@ -40,6 +41,7 @@ class Forwarding:
         self.state = state
         self._watermarks = watermarks
         self._listener = listener
+        self._under_way: dict[str, int] = {}  # inbox -> keys under way when numbers were last forgotten
 
     def load(self, key: StorageKey, value: Any) -> None:
         """A stored frame, or the number of the next one."""
@@ -184,6 +186,32 @@ class Forwarding:
         self.settle_inbound(step)
         outbox.pump(step)
         self._listener.on_backlog_shrunk(step)
+        inbox = self.state.inboxes.get(message.inbox)
+        if inbox is not None and len(inbox.sequencer.counts) > self.numbered_keys_max(inbox.name):
+            self._forget_numbers(step, inbox)
+
+    def numbered_keys_max(self, inbox: str) -> int:
+        """The number of keys at which numbers are forgotten; more if many of them were under way last time."""
+        return max(self.state.settings.numbered_keys_max, 2 * self._under_way.get(inbox, 0))
+
+    def _forget_numbers(self, step: Step, inbox: Inbox) -> None:
+        """Rule R1: the numbers of a key are forgotten only when all of its rows are settled."""
+        outboxes = [outbox for outbox in self.state.outboxes.values() if outbox.inbox == inbox.name]
+        frames = [frame for outbox in outboxes for frame in outbox.frames.values()]
+        unsettled = {row[0] for frame in frames for row in frame.rows}
+        by_site: dict[str, dict[Key, int]] = {}
+        for key, n in inbox.sequencer.forget_numbers(step, unsettled).items():
+            by_site.setdefault(inbox.table.route(key).site, {})[key] = n
+        self._under_way[inbox.name] = len(unsettled)
+        for site, numbers in by_site.items():
+            if site == self.state.site:
+                inbox.sequencer.forget_marks(step, self.state.origin, numbers)
+            else:
+                step.send_durable(site, m.MarksForgotten(inbox.name, self.state.origin, numbers))
+
+    def on_marks_forgotten(self, step: Step, message: m.MarksForgotten) -> None:
+        sequencer = self.state.inboxes[message.operator].sequencer
+        sequencer.forget_marks(step, message.origin, message.numbers)
 
     def deliver_to_self(self, step: Step, outbox: SiteOutbox) -> None:
         """Deliver the outbox to this site itself: rows of keys that returned before their older rows did."""

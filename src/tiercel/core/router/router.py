@@ -277,6 +277,8 @@ class Router:
                 self.intake.on_produce_mobile(step, sender, message)
             case m.WatermarkReport():
                 self.watermarks.on_report(sender, message)
+            case m.MarksForgotten():
+                self.forwarding.on_marks_forgotten(step, message)
             case m.OwnerChanged():
                 self.forwarding.on_owner_changed(step, message)
             case m.Hello():

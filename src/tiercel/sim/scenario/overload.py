@@ -15,6 +15,7 @@ from tiercel.sim.scenario.scenario import Action, Journey, Options, Scenario
 replace = msgspec.structs.replace
 
 LIMITS: dict[str, tuple[int, ...]] = {
+    "numbered_keys_max": (1, 3),
     "backlog_rows_max": (6, 20, 60),
     "outbox_frames_max": (3, 10, 40),
     "site_frames_max": (1, 2, 4),
