@@ -56,7 +56,7 @@ def store_some(place: DeploymentDir, manifest: Manifest, monkeypatch: pytest.Mon
     store, backup, _ = open_storage(place.process(DEAD), manifest, DEAD, is_instance=True)
     everything = {place_of(n): image(n, 0) for n in range(200)}
     cursor = CheckpointHeader(1, 7, 1, 0, -1, [])
-    store.add(Write(1, {**everything, ("checkpoint",): cursor, ("routes",): RouteUpdate({}, {})}))
+    store.add(Write(1, {**everything, ("checkpoint",): cursor, ("routes", 0): RouteUpdate({}, {})}))
     store.commit()
     if backup is not None:
         assert isinstance(backup.uploader, BackupUploader)
@@ -89,7 +89,7 @@ def test_successor_gets_its_slots_and_the_cursor(
         shutil.rmtree(place.process(DEAD))
     found = load_share(place, manifest, SHARE)
     assert found.pop(("checkpoint",)).applied == 7
-    assert found.pop(("routes",)) == RouteUpdate({}, {})
+    assert found.pop(("routes", 0)) == RouteUpdate({}, {})
     assert found == expected()
 
 
@@ -195,9 +195,9 @@ def test_successor_works_before_the_values_of_its_share_arrived(successor: Succe
     loaded = successor.take_over()
     assert (loaded.adopted, loaded.number) == (True, 5)
     assert loaded.items.pop(("checkpoint",)).applied == 7
-    assert loaded.items.pop(("routes",)) == RouteUpdate({}, {})
+    assert loaded.items.pop(("routes", 0)) == RouteUpdate({}, {})
     assert loaded.items == dict.fromkeys(expected(), StoredKeyInfo())
-    assert successor.stored().keys() == {("checkpoint",), ("routes",)}  # and nothing of an older time
+    assert successor.stored().keys() == {("checkpoint",), ("routes", 0)}  # and nothing of an older time
     read = successor.storage.store.read_all(expected())
     assert {place: image for place, (image, _) in read.items()} == expected()
 
@@ -242,7 +242,7 @@ def test_second_takeover_replaces_the_first(successor: Successor) -> None:
     before.run_restore()  # too late
     with contextlib.closing(StoreView(successor.directory, complete=False)) as view:
         assert view.restoring
-    assert successor.stored().keys() == {("checkpoint",), ("routes",)}
+    assert successor.stored().keys() == {("checkpoint",), ("routes", 0)}
     assert not successor.storage.store.is_fully_restored
     assert successor.storage.store.read(next(iter(expected())))
 

@@ -218,7 +218,7 @@ def _transfer(
                 gone.append(("reader", operator.name, source))
         _write(deployment, site, puts, gone)
     for name in _instances(deployment, operator):
-        _write(deployment, name, {("routes",): _routes(deployment, name, operator, update)})
+        _write(deployment, name, _routes(deployment, name, operator, update))
     _write(deployment, source, {}, versions)
     return RepartitionResult(source, destination, len(update.slots), len(images))
 
@@ -251,13 +251,17 @@ def _keys_to_move(
     return list(images.values()), versions
 
 
-def _routes(deployment: DeploymentDir, instance: str, operator: Operator, update: RouteUpdate) -> RouteUpdate:
-    """The routing table of an instance, with the update."""
+def _routes(
+    deployment: DeploymentDir, instance: str, operator: Operator, update: RouteUpdate
+) -> dict[StorageKey, RouteUpdate]:
+    """The stored routing table of an instance, with the update."""
     table = RoutingTable.initial(operator)
     with _view(deployment, instance) as view:
-        table.take(view.get(("routes",)) or RouteUpdate({}, {}))
+        for _, routes in view.scan(("routes",)):
+            table.take(routes)
     table.take(update)
-    return RouteUpdate({s: r for s, r in enumerate(table.slots) if r.epoch > 1}, dict(table.overrides))
+    changed = table.changed_slots()
+    return {("routes", slot): table.routes_of(KeySet(frozenset((slot,)))) for slot in changed}
 
 
 # -- reading ----------------------------------------------------------------------------------

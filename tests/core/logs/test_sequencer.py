@@ -7,11 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from machines_in_memory import SmallDeployment, key_in, topology
+from tiercel.control.plans import Plan, PlannedMove
 from tiercel.core.logs.sequencer import Sequencer
 from tiercel.core.machine.step import Step
+from tiercel.core.model.keys import KeySet
 from tiercel.core.model.log import Row
 from tiercel.core.model.routing import RoutingTable
 from tiercel.core.settings import Settings
+from tiercel.testing.in_memory_driver import CONTROLLER
 
 THERE = [key_in(3, number) for number in range(6)]  # owned by site b
 
@@ -72,10 +75,6 @@ def test_numbers_and_marks_stay_few_and_every_row_comes_once(keys: list[int], li
 @pytest.mark.parametrize("strategy", ["live", "pause"])
 def test_tables_stay_as_small_as_they_were_over_many_moves(strategy: str) -> None:
     """Ended moves are forgotten by router and controller, and repeats of a flip are known by their epochs."""
-    from tiercel.control.plans import Plan, PlannedMove
-    from tiercel.core.model.keys import KeySet
-    from tiercel.testing.in_memory_driver import CONTROLLER
-
     driver = SmallDeployment()
     driver.start().start(CONTROLLER)
     sizes = []

@@ -18,7 +18,7 @@ from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import CheckpointHeader
 from tiercel.core.migration.instance_moves import InstanceMoves
 from tiercel.core.model.keys import Key, StoredKeyInfo
-from tiercel.core.model.routing import RouteUpdate, slot_of
+from tiercel.core.model.routing import RoutingTable, slot_of
 
 
 class LoadPort(CheckpointPort, Protocol):
@@ -43,7 +43,7 @@ def load(step: Step, instance: LoadPort, items: dict[StorageKey, Any], start: in
     instance.durable = cursor.applied
     instance.space.era = cursor.era
     instance.takeover = cursor.takeover
-    instance.routes.take(items.get(("routes",), RouteUpdate({}, {})))
+    load_routes(instance.routes, items)
     if instance.moves is not None:
         for stored in cursor.incoming_moves:
             instance.moves.restore(step, stored)
@@ -53,6 +53,13 @@ def load(step: Step, instance: LoadPort, items: dict[StorageKey, Any], start: in
         space.dirty.clear()
         if checkpointer.in_flight:  # it may still delete keys that are here: write all of them again
             space.dirty.update(dict.fromkeys(space.keys))
+
+
+def load_routes(routes: RoutingTable, items: dict[StorageKey, Any]) -> None:
+    """Bring a table up to date with the routes of a checkpoint."""
+    for key, value in items.items():
+        if key[0] == "routes":
+            routes.take(value)
 
 
 def is_covered(version: int, generation: int) -> bool:

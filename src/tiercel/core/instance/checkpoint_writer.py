@@ -10,7 +10,7 @@ The writer takes a checkpoint at once and writes it a few keys at a time, while 
     (state, slot, key, 7)   (state, slot, key, 7)   ...   cursor 7    then versions before 7 are deleted
 
 Layout: ("state", slot, key, generation) own keys; ("move", move, key, generation) arriving keys, under the
-name of the move until it is done; ("routes",) changes of the routing table; ("checkpoint",) positions. Of a
+name of the move until it is done; ("routes", slot) changed routes; ("checkpoint",) positions. Of a
 key, the newest version that is not newer than the cursor counts. A checkpoint contains no incomplete key set:
 after a crash the destination receives it again.
 
@@ -32,7 +32,7 @@ from tiercel.core.machine.step import Journal, Step
 from tiercel.core.machine.stored import CheckpointHeader, StoredIncomingMove
 from tiercel.core.migration.destination_instance import StateReceiver
 from tiercel.core.migration.source_instance import StateSender
-from tiercel.core.model.keys import Key, StateImage
+from tiercel.core.model.keys import Key, KeySet, StateImage
 from tiercel.core.model.log import OWN, Position
 from tiercel.core.model.routing import RouteUpdate, RoutingTable, slot_of
 from tiercel.core.model.topology import Operator, site_of
@@ -63,7 +63,7 @@ class PendingCheckpoint:
         self.rests_on = rests_on  # the log must be durable up to this offset
         self.flush = flush  # and the router must have admitted the outputs up to this flush
         self.deletes: list[StorageKey] = []  # deleted keys; removed together with the cursor
-        self.routes: RouteUpdate | None = None  # if they have changed
+        self.routes: dict[int, RouteUpdate] = {}  # of the slots in which a route has changed
         self.snapshots: list[Snapshot] = []
         self.seen: deque[tuple[StorageKey, StateImage]] = deque()  # captured, not yet written
         self.written: list[StorageKey] = []
@@ -264,9 +264,11 @@ class CheckpointWriter:
         taken.halting = instance.halting
         routes = instance.routes
         if self._routes_version != routes.version:
+            changed = routes.take_changed()
+            if self._routes_version < 0:
+                changed = routes.changed_slots()
             self._routes_version = routes.version
-            changed = {s: r for s, r in enumerate(routes.slots) if r.epoch > 1}
-            taken.routes = RouteUpdate(changed, dict(routes.overrides))
+            taken.routes = {slot: routes.routes_of(KeySet(frozenset((slot,)))) for slot in changed}
         slots, stored = instance.operator.slots, self._stored
         retained_state = {
             k: s for sender in instance.senders.values() for k, s in sender.retained_state.items()
@@ -387,8 +389,8 @@ class CheckpointWriter:
         for key in taken.deletes:
             step.delete(key)
         step.put(("checkpoint",), taken.cursor)
-        if taken.routes is not None:
-            step.put(("routes",), taken.routes)
+        for slot, update in taken.routes.items():
+            step.put(("routes", slot), update)
         taken.seq = instance.journal.written + 1
 
     def may_store(self, taken: PendingCheckpoint) -> bool:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from tiercel.core import messages as m
+from tiercel.core.instance.checkpoint_loader import load_routes
 from tiercel.core.instance.checkpoint_writer import CheckpointPort
 from tiercel.core.instance.row_queue import RowQueue
 from tiercel.core.instance.user_code import ProcessorRunner
@@ -207,7 +208,7 @@ def missing_at_load(
             if place[3] <= header.generation and (older is None or place[3] > older[3]):
                 newest[place[2]] = place
     routes = RoutingTable.initial(instance.operator)
-    routes.take(loaded.items.get(("routes",), RouteUpdate({}, {})))
+    load_routes(routes, loaded.items)
     needed: dict[Key, None] = {}
     for role in roles:
         candidates = [key for key, place in newest.items() if role.keys.has(key, place[1])]

@@ -159,7 +159,7 @@ def divided(table: RoutingTable, instance: str, successors: tuple[str, ...]) -> 
 def is_of_share(place: StorageKey, takeover: Takeover) -> bool:
     """Whether a stored item of the dead instance belongs to the share of a successor."""
     match place:
-        case ("checkpoint",) | ("routes",):
+        case ("checkpoint",) | ("routes", *_):
             return True
         case ("state", int(slot), bytes(key), _):
             return takeover.keys.has(key, slot)

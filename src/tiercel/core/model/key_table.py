@@ -42,6 +42,10 @@ class KeyTable(dict[Key, V]):
         if key in self:
             del self[key]
 
+    def slots(self) -> set[int]:
+        """The slots that have a key here."""
+        return set(self._by_slot)
+
     def in_slots(self, slots: Iterable[int]) -> list[Key]:
         """The keys of these slots."""
         return [key for slot in slots for key in self._by_slot.get(slot, ())]

@@ -32,6 +32,7 @@ class RoutingTable:
         self.count = len(slots)
         self.overrides = KeyTable[Route](self.count, (overrides or {}).items())
         self.version = 0  # counts the changes
+        self._changed: set[int] = set()  # slots with changed entries, since `take_changed`
 
     @classmethod
     def initial(cls, operator: Operator) -> RoutingTable:
@@ -122,8 +123,20 @@ class RoutingTable:
                 self.overrides[key] = route
                 keys.append(key)
         change = TableChange(slots, swept, keys)
-        self.version += bool(change)
+        if change:
+            self.version += 1
+            self._changed.update(slots, [slot_of(key, self.count) for key in keys])
         return change
+
+    def take_changed(self) -> list[int]:
+        """The slots in which an entry has changed since the last call."""
+        changed, self._changed = sorted(self._changed), set()
+        return changed
+
+    def changed_slots(self) -> list[int]:
+        """The slots in which an entry differs from the initial table."""
+        with_overrides = self.overrides.slots()
+        return [slot for slot, r in enumerate(self.slots) if r.epoch > 1 or slot in with_overrides]
 
     def difference(self, other: RoutingTable) -> RouteUpdate:
         """The entries of `other` that differ from this table's."""

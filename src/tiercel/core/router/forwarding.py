@@ -191,7 +191,7 @@ class Forwarding:
             self._forget_numbers(step, inbox)
 
     def numbered_keys_max(self, inbox: str) -> int:
-        """The number of keys at which numbers are forgotten; more if many of them were under way last time."""
+        """The number of keys at which numbers are forgotten; more if many were under way last time."""
         return max(self.state.settings.numbered_keys_max, 2 * self._under_way.get(inbox, 0))
 
     def _forget_numbers(self, step: Step, inbox: Inbox) -> None:
