@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiercel.bench.scenarios.handover_cost import TwoSites, measure, soak
+from tiercel.bench.handover_cost import TwoSites, measure, soak
 
 
 def test_key_is_handed_over_to_and_fro_and_nothing_is_left_behind() -> None:

@@ -4,7 +4,7 @@ Responsible for: two sites and a controller in memory, which move one key to and
     machines only.
 Not responsible for: sockets, disks and encodings (`tiercel bench reconfigure` measures the whole path).
 
-    python -m tiercel.bench.scenarios.handover_cost [--overrides 100,124000] [--moves 100] [--soak 5000]
+    python -m tiercel.bench.handover_cost [--overrides 100,124000] [--moves 100] [--soak 5000]
 
 The tables of both routers and of both instances hold that many overrides, marks and counts of other keys.
 The aim is a ratio below 2. `--soak` makes that many moves in a row, and counts what is stored and held at ten
