@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import islice
 
+import numpy as np
 import pytest
 
 import tiercel
 from tiercel.apps.app import described_options, parse_options
 from tiercel.apps.catalogue import APPS, find_app
+from tiercel.apps.figures import Arrivals
 from tiercel.apps.run import Run
 
 NAMES = sorted(APPS)
@@ -77,3 +79,12 @@ def test_a_run_that_cannot_work_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(tiercel.UserError, match=message):
         Run(find_app("keycount"), **bad).check()  # type: ignore[arg-type]
+
+
+def test_jitter_is_the_share_of_the_usual_rate_by_which_a_second_is_off() -> None:
+    due = np.arange(0, 4_000_000_000, 10_000_000)  # 100 a second
+    standing = (due >= 1_500_000_000) & (due < 2_000_000_000)
+    late = np.where(standing, 2_100_000_000, due)
+    arrivals = Arrivals(due, late, np.zeros(len(due), np.int64))
+    assert arrivals.jitter_max(0, 1_000_000_000) == 0.0
+    assert arrivals.jitter_max(1_000_000_000, 2_000_000_000) == pytest.approx(0.5, abs=0.01)

@@ -22,10 +22,9 @@ from tiercel.apps.nexmark.processors import (
     SellerMean,
     SlidingJoin,
     WinningBids,
-    from_ms,
-    to_ms,
 )
 from tiercel.apps.nexmark.queries import OFFER_SIDE, QUERIES, SOLD_AUCTION
+from tiercel.apps.times import from_ms, to_ms
 from tiercel.testing import Trial, check_deterministic
 
 START = to_ms(datetime.datetime(2026, 6, 1, tzinfo=datetime.UTC))
@@ -91,8 +90,9 @@ def test_an_absurd_rate_is_refused(rate: float) -> None:
 
 
 def test_an_unknown_query_is_named_with_those_that_exist() -> None:
-    with pytest.raises(UserError, match="query = 'q9'"):
+    with pytest.raises(UserError, match="query = 'q9'") as refused:
         parse_options(NexmarkApp(), {"query": "q9"})
+    assert refused.value.expected == "one of: q1, q2, q3, q4, q5, q6, q7, q7-drrs, q8, q8-drrs"
 
 
 def test_a_speed_that_leaves_too_few_events_in_a_second_is_refused() -> None:

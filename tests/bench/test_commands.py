@@ -12,7 +12,7 @@ from tiercel.cli.bench import bench
 
 COMMANDS = (
     *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
-    *("memory", "checkpoint", "app", "pipeline", "word-recovery"),
+    *("memory", "checkpoint", "app", "nexmark", "pipeline", "word-recovery"),
 )
 RUNS = (*COMMANDS, "recover --sweep")
 
@@ -61,6 +61,8 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("word-recovery --ways prayer", "unknown 'prayer'"),
         ("word-recovery --rate 0", "--rate 0 is out of range"),
         ("app --app paint", "unknown application 'paint'"),
+        ("nexmark --queries q9", "unknown 'q9'"),
+        ("nexmark --events 5", "--events 5 is out of range"),
         ("app --minutes 0", "seconds = 0"),
         ("app --rate 1000000000", "rate = 1e+09"),
         ("app --during explode", "unknown change 'explode'"),

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SHOWN = {  # what else an example prints
     "nexmark": "00:00:20 auction 1500: 803 bids",
+    "riot": " is next",
     "toll": "direction 0, segment 5: 179 cars at 32 mph",
 }
 

@@ -108,12 +108,20 @@ def parse_options(app: App[Any], given: Mapping[str, Any]) -> Any:
         try:
             msgspec.convert({name: value}, app.options, strict=False)
         except msgspec.ValidationError as refusal:
+            choices = _choices(fields[name])
+            limits = str(refusal).partition(" - at ")[0].removeprefix("Expected ").replace("`", "")
             raise UserError(
                 f"{app.name}: {name} = {value!r}",
-                expected=str(refusal).partition(" - at ")[0].removeprefix("Expected ").replace("`", ""),
+                expected=f"one of: {', '.join(choices)}" if choices else limits,
                 hint="tiercel app list shows the options of every application",
             ) from refusal
     return msgspec.convert(dict(given), app.options, strict=False)
+
+
+def _choices(field: msgspec.structs.FieldInfo) -> list[str]:
+    """The words that an option may be, if it is one of some."""
+    kind = msgspec.inspect.type_info(field.type)
+    return [str(value) for value in getattr(kind, "values", ())]
 
 
 def described_options(app: App[Any]) -> dict[str, str]:

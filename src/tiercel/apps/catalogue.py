@@ -15,6 +15,7 @@ from tiercel.apps.app import App
 APPS = {  # name -> module, class
     "keycount": ("tiercel.apps.keycount", "KeyCount"),
     "nexmark": ("tiercel.apps.nexmark.app", "NexmarkApp"),
+    "riot": ("tiercel.apps.riot.app", "RiotApp"),
     "toll": ("tiercel.apps.toll.app", "TollApp"),
     "traffic": ("tiercel.apps.traffic", "Traffic"),
     "wordcount": ("tiercel.apps.wordcount", "WordCount"),

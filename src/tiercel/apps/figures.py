@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from tiercel.apps.changes import Change
 
+JITTER_NS = 1_000_000_000
+
 Numbers = npt.NDArray[np.int64]
 
 
@@ -32,6 +34,7 @@ class Phase(msgspec.Struct, frozen=True):
     p50_ms: float | None
     p99_ms: float | None
     max_ms: float | None
+    jitter_max: float | None = None  # of the seconds of the phase
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,29 @@ class Arrivals:
         came = int(((begin_ns <= self.arrived_ns) & (self.arrived_ns < end_ns)).sum())
         seconds = max(end_ns - begin_ns, 1) / 1e9
         p50, p99, most = (_nearest_rank(latency, share) for share in (0.5, 0.99, 1.0))
-        return Phase(name, change, round(seconds, 3), len(latency), round(came / seconds, 1), p50, p99, most)
+        return Phase(
+            name,
+            change,
+            round(seconds, 3),
+            len(latency),
+            round(came / seconds, 1),
+            p50,
+            p99,
+            most,
+            self.jitter_max(begin_ns, end_ns),
+        )
+
+    def jitter_max(self, begin_ns: int, end_ns: int) -> float | None:
+        """RIoTBench's jitter, the largest one: by which share of the usual rate a second was off.
+
+        Of an interval: rows that arrived less rows that were due, over the rows that are usually due.
+        """
+        if not len(self.due_ns):
+            return None
+        usual = len(self.due_ns) / max((int(self.due_ns.max()) - int(self.due_ns.min())) / JITTER_NS, 1.0)
+        edges = np.arange(begin_ns, max(end_ns, begin_ns + JITTER_NS) + 1, JITTER_NS)
+        came, due = np.histogram(self.arrived_ns, edges)[0], np.histogram(self.due_ns, edges)[0]
+        return round(float(np.abs(came - due).max()) / usual, 3)
 
 
 def _nearest_rank(ordered: npt.NDArray[np.float64], share: float) -> float | None:

@@ -513,6 +513,31 @@ def word_recovery(
         run.rows = bench_words.measure(options, run.show_progress)
 
 
+@bench.command(short_help="NEXMark's queries beside the same in plain PySpark Structured Streaming.")
+def nexmark(
+    queries: Annotated[str, typer.Option(help="Comma-separated: q1 to q8, q7-drrs, q8-drrs.")] = "q1,q5,q8",
+    events: Annotated[int, typer.Option(help="Events that each query reads.")] = 100_000,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Run NEXMark's queries on Tiercel and in plain PySpark, on the same events, as fast as each can.
+
+    Both results are compared with a batch job. `ratio` is Tiercel's rate over Spark's.
+
+    Example: tiercel bench nexmark --queries q5,q8 --events 100000
+    """
+    from tiercel.apps.nexmark.beside import BATCH, EVENTS_MAX
+    from tiercel.apps.nexmark.queries import QUERIES
+    from tiercel.bench.scenarios import nexmark as bench_nexmark
+
+    chosen = _choose("--queries", _parts(queries), list(QUERIES))
+    _check("--events", events, BATCH, EVENTS_MAX)
+    with _measuring("nexmark", as_json, out, seed) as run:
+        run.settings = {"queries": chosen, "events": events, "batch": BATCH}
+        run.rows = bench_nexmark.measure(bench_nexmark.Options(chosen, events, seed), run.show_progress)
+
+
 # -- around every measurement ------------------------------------------------------------------
 
 

@@ -16,8 +16,7 @@ from typing import Any
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-MS = datetime.timedelta(milliseconds=1)
+from tiercel.apps.times import from_ms, to_ms
 
 WINNING = "auction bigint, seller bigint, category bigint, price bigint, bidder bigint, closed timestamp"
 LOCAL = "name string, city string, state string, id bigint, at timestamp"
@@ -25,16 +24,6 @@ SELLER_MEAN = "seller bigint, price bigint, closed timestamp"
 HOT_ITEM = "windowEnd timestamp, auction bigint, n bigint"
 HIGHEST_BID = "windowEnd timestamp, auction bigint, bidder bigint, price bigint, dateTime timestamp"
 NEW_SELLER = "seller bigint, name string, auction bigint, reserve bigint, windowEnd timestamp"
-
-
-def to_ms(time: datetime.datetime) -> int:
-    if time.tzinfo is None:
-        time = time.astimezone(datetime.UTC)
-    return (time - EPOCH) // MS
-
-
-def from_ms(ms: int) -> datetime.datetime:
-    return EPOCH + ms * MS
 
 
 class WinningBids(StatefulProcessor):

@@ -31,8 +31,8 @@ from tiercel.apps.nexmark.processors import (
     SellerMean,
     SlidingJoin,
     WinningBids,
-    to_ms,
 )
+from tiercel.apps.times import to_ms
 from tiercel.operators import count, fold, max, mean, sliding, tumbling
 
 DELAY_MS = 100  # of watermarks: rows of a stream come in order

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tiercel import Live, UserError
 from tiercel.apps.app import POSITION, App, Built, Event, Options, Output, Values
+from tiercel.apps.times import to_ms
 from tiercel.apps.toll.generator import BASE, DAYS, EXPENDITURE, INPUT, PERIOD, REPORT, Road, Traffic
 from tiercel.apps.toll.oracle import expected
 from tiercel.apps.toll.processors import (
@@ -38,7 +39,6 @@ from tiercel.apps.toll.processors import (
     Expenditure,
     Tolls,
     follow,
-    to_ms,
 )
 from tiercel.apps.toll.rules import ENTRANCE, past_toll
 

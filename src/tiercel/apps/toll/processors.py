@@ -20,6 +20,7 @@ from typing import Any
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from tiercel.apps.times import from_ms, to_ms
 from tiercel.apps.toll.generator import BALANCE, BASE
 from tiercel.apps.toll.rules import (
     EXIT,
@@ -33,9 +34,7 @@ from tiercel.apps.toll.rules import (
     touched,
 )
 
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-MS = datetime.timedelta(milliseconds=1)
-BASE_MS = (BASE - EPOCH) // MS
+BASE_MS = to_ms(BASE)
 
 # what a car does in a segment
 TRAVELS, ENTERS, LEAVES, STOPS, MOVES, BEGINS, CLEARS, ASKS = range(8)
@@ -52,12 +51,6 @@ NOTICE = "kind int, vid int, time int, at timestamp, xway int, dir int, seg int,
 BALANCES = "vid int, time int, at timestamp, qid int, resultTime int, balance int"
 SPENT = "vid int, time int, at timestamp, qid int, day int, toll int"
 PAST = "vid int, tolls array<int>"
-
-
-def to_ms(time: datetime.datetime) -> int:
-    if time.tzinfo is None:
-        time = time.astimezone(datetime.UTC)
-    return (time - EPOCH) // MS
 
 
 def minute_start_ms(minute: int) -> int:
@@ -144,7 +137,7 @@ class Accidents(StatefulProcessor):
                 kind=kind,
                 vid=begun,
                 time=time,
-                at=EPOCH + at * MS,
+                at=from_ms(at),
                 spd=segment,
                 lane=lane,
                 pos=pos,
@@ -204,7 +197,7 @@ class Tolls(StatefulProcessor):
         self._complete(minute)
         end = now + 60_000
         for at, vid, time in take_due(self._entering, end - 1):
-            yield from self._answer(key, vid, time, EPOCH + at * MS)
+            yield from self._answer(key, vid, time, from_ms(at))
         for place, (_, last) in list(self._accidents.iterator()):
             if 0 <= last < minute:
                 self._accidents.removeKey(place)
@@ -311,9 +304,7 @@ class Accounts(StatefulProcessor):
                 balance += announced if [xway, direction, seg] != place else 0
                 announced = 0
             else:
-                yield Row(
-                    vid=key[0], time=time, at=EPOCH + at * MS, qid=qid, resultTime=since, balance=balance
-                )
+                yield Row(vid=key[0], time=time, at=from_ms(at), qid=qid, resultTime=since, balance=balance)
         if due:
             self._account.update((balance, announced, *place, since))
 

@@ -20,7 +20,7 @@ from tiercel.bench.report import Line
 
 STEADY_S_MAX = 10.0
 FAULTS = ("lost", "doubled", "invented", "wrong", "reordered")
-FIGURES = ("rows_per_s", "p50_ms", "p99_ms")
+FIGURES = ("rows_per_s", "p50_ms", "p99_ms", "jitter_max")
 JUDGED = (
     "stoppage_p50_ms",
     "stoppage_p99_ms",
