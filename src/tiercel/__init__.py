@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tiercel.control.mobility import Threshold
     from tiercel.core.settings import Settings
     from tiercel.errors import UserError
     from tiercel.runtime.net.emulated_link import Link
@@ -41,6 +42,7 @@ _HOMES = {
     "Producer": ("tiercel.spark.api.clients", "RowProducer"),
     "Settings": ("tiercel.core.settings", "Settings"),
     "Subscriber": ("tiercel.spark.api.clients", "RowSubscriber"),
+    "Threshold": ("tiercel.control.mobility", "Threshold"),
     "UserError": ("tiercel.errors", "UserError"),
     "connect": ("tiercel.spark.api.connect", "connect"),
     "deployments": ("tiercel.spark.api.drop_in", "deployments"),
@@ -65,6 +67,7 @@ __all__ = [
     "Producer",
     "Settings",
     "Subscriber",
+    "Threshold",
     "UserError",
     "connect",
     "deployments",

@@ -94,7 +94,7 @@ class Governor:
                     self._changed(policy, view, decision.proposal)
                 decisions.append(decision)
         for decision in decisions:
-            self._note(decision)
+            self.note(decision)
         return decisions
 
     def refused(self, decision: Decision, reason: str, at_s: float) -> None:
@@ -104,14 +104,15 @@ class Governor:
         if record.changes:
             record.changes.pop()
         record.ended_s = at_s
-        self._note(msgspec.structs.replace(decision, at_s=at_s, outcome=Outcome.FAILED, reason=reason))
+        self.note(msgspec.structs.replace(decision, at_s=at_s, outcome=Outcome.FAILED, reason=reason))
 
     @property
     def history(self) -> list[Decision]:
         """Every decision, oldest first; equal ones in a row are one line."""
         return list(self._lines.values())
 
-    def _note(self, decision: Decision) -> None:
+    def note(self, decision: Decision) -> None:
+        """Add a decision to the history."""
         what = (decision.policy, decision.operator, getattr(decision.proposal, "site", ""))
         number = self._last.get(what, -1)
         last = self._lines.get(number)

@@ -159,6 +159,7 @@ class Intake:
             self.state.entering[operator].count(rows, len(rows))
             inbox.sequence(step, here, (inbound,))
             for site, stamped in outbound.items():
+                self.state.entering[operator].count_sent_on(stamped)
                 self._forwarding.forward(step, site, inbox, stamped)
         self._forwarding.settle_inbound(step)
 

@@ -12,6 +12,7 @@ reported.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -29,6 +30,8 @@ KEYS_MAX = 64  # counted at once
 FADE = 0.8  # part of a count that is left after a second
 SLOTS_REPORTED_MAX = 64
 KEYS_REPORTED_MAX = 16
+SENT_ON_MAX = 8_192  # keys counted at once; others are counted when they come again
+SENT_ON_REPORTED_MAX = 512  # in one report; others follow in the next one
 NEGLIGIBLE = 1.0  # rows per second: such a count is forgotten
 
 
@@ -47,6 +50,7 @@ class InboxLoad(msgspec.Struct, frozen=True):
     slots: dict[int, float]  # heaviest slots of them -> rows per second
     keys: list[tuple[Key, float]]  # heaviest keys of them, heaviest first
     readers: dict[str, ReaderLoad]
+    sent_on: list[tuple[Key, int]] = []  # keys whose rows went on to their owner at another site -> rows
 
 
 class LoadSample:
@@ -57,9 +61,22 @@ class LoadSample:
         self.entered = 0
         self._entered_before = 0
         self._stride = self._until_next = STRIDES[0]
+        self._sent_on: dict[Key, int] = {}
         self._slots: dict[int, float] = {}
         self._keys: dict[Key, float] = {}
         self._errors: dict[Key, float] = {}  # of keys that took the place of another one
+
+    def count_sent_on(self, rows: list[Row]) -> None:
+        """Count rows, by key, that go on to their owner at another site. Other rows are not looked at."""
+        counts = self._sent_on
+        for row in rows:
+            if row[0] in counts or len(counts) < SENT_ON_MAX:
+                counts[row[0]] = counts.get(row[0], 0) + 1
+
+    def take_sent_on(self) -> list[tuple[Key, int]]:
+        """Some of what was counted, oldest keys first; it is forgotten then."""
+        keys = list(islice(self._sent_on, SENT_ON_REPORTED_MAX))
+        return [(key, self._sent_on.pop(key)) for key in keys]
 
     def count(self, rows: list[Row], count: int) -> None:
         """Count rows that enter, `count` of them with those inside row batches."""

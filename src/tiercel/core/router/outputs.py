@@ -53,6 +53,7 @@ class FanOut:
                 mine = self._watermarks.in_time(name, mine)
             if mine:
                 for site, stamped in inbox.append_or_forward(step, mine).items():
+                    self.state.entering[name].count_sent_on(stamped)
                     self._forwarding.forward(step, site, inbox, stamped)
 
     def log_outputs(self, step: Step, stream: str, outputs: Sequence[Output]) -> None:

@@ -421,7 +421,7 @@ class Router:
                 cursor.instance: ReaderLoad(cursor.arrived_rows, cursor.lag_rows, cursor.oldest_at_ms)
                 for cursor in inbox.cursors.values()
             }
-            found[name] = InboxLoad(sample.entered, slots, keys, readers)
+            found[name] = InboxLoad(sample.entered, slots, keys, readers, sample.take_sent_on())
         return found
 
     def validate(self) -> None:

@@ -77,6 +77,7 @@ class MetricsLine(msgspec.Struct, frozen=True, omit_defaults=True):
     heavy_slots: dict[int, float] | None = None  # inbox: rows per second that entered here, sampled
     heavy_keys: list[tuple[bytes, float]] | None = None  # likewise, heaviest first
     readers: dict[str, tuple[float, int, float]] | None = None  # instance -> arrivals, lag, oldest_ms
+    sent_on: list[tuple[bytes, int]] | None = None  # inbox: keys with an owner elsewhere -> rows since
 
 
 class Meter:
@@ -152,6 +153,7 @@ class Meter:
                     heavy_slots=load.slots,
                     heavy_keys=load.keys,
                     readers=readers,
+                    sent_on=load.sent_on or None,
                 )
             )
         self._loads = loads
@@ -232,9 +234,13 @@ def last_lines(directory: Path) -> dict[str, MetricsLine]:
 
 def last_inboxes(directory: Path) -> dict[tuple[str, str], MetricsLine]:
     """(site, operator) -> the line that its router has written a moment ago."""
+    return {(line.site, line.operator or ""): line for line in recent_inboxes(directory)}
+
+
+def recent_inboxes(directory: Path) -> list[MetricsLine]:
+    """The lines of inboxes of the last seconds, by time."""
     now_s = int(time.time())
-    lines = read_lines(directory, now_s - OVERLAP_S, now_s + 1)
-    return {(line.site, line.operator or ""): line for line in lines if line.kind == "inbox"}
+    return [line for line in read_lines(directory, now_s - OVERLAP_S, now_s + 1) if line.kind == "inbox"]
 
 
 def _files(directory: Path) -> list[Path]:

@@ -25,6 +25,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from tiercel.control.mobility import Mobility, Threshold
 from tiercel.control.policies.policy import Decide
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.model.topology import operator_of, site_of
@@ -63,6 +64,9 @@ from tiercel.spark.operators.processor_adapter import InputPlan
 from tiercel.spark.rows.row_codec import Schema
 from tiercel.spark.sources.stream_source import register
 from tiercel.spark.sources.table_refresh import TableRefresh
+
+
+MOBILITY, WAIT = Threshold(tuples=3, seconds=1.0), Threshold(seconds=5.0)
 
 
 def start(
@@ -441,6 +445,24 @@ class Live:
         When demand falls below half of the cost, they return to `home`. Limits as in `autoscale`.
         """
         self._policies().offload(operator, cost, home, edges, options)
+
+    def mobility(
+        self,
+        operator: str,
+        *,
+        mobility: Threshold = MOBILITY,
+        wait: Threshold = WAIT,
+        direct: bool = False,
+        strategy: str = "live",
+    ) -> None:
+        """Hand keys over to the site at which their rows enter, as their sources travel.
+
+        A key whose rows enter elsewhere beyond the threshold `mobility` goes up to the lowest common ancestor
+        of both sites, and down when its source has stayed at one site beyond the threshold `wait`. With
+        `direct` it skips the ancestor. Routers report once a second which keys they have seen.
+        """
+        follow = Mobility(self.graph.sites, mobility, wait, direct=direct)
+        self._policies().follow_sources(operator, follow, strategy)
 
     def policy(self, decide: Decide, *, name: str = "", **limits: Any) -> None:
         """Run a function of (view, memory) once a second. It returns proposals and what it remembers."""

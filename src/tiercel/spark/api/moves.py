@@ -78,6 +78,11 @@ class MoveHandle:
         ended = (MoveState.DONE.value, MoveState.UNDONE.value)
         return all(tracked.state in ended for tracked in self._latest())
 
+    @property
+    def undone(self) -> bool:
+        """Whether one of them was undone: its keys are where they were."""
+        return any(tracked.state == MoveState.UNDONE.value for tracked in self._latest())
+
     def _latest(self) -> list[TrackedMove]:
         """The moves as they are now. Of a move that was undone and retried, this is the last try."""
         moves = self._controller.moves()

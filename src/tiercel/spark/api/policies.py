@@ -14,6 +14,7 @@ import msgspec
 from tiercel.control.controller import MeasuredLoad, ScaleRequest
 from tiercel.control.governor import instances_after
 from tiercel.control.limits import Limits, by_site, parse_quiet
+from tiercel.control.mobility import HandOver, Mobility
 from tiercel.control.policies.named import make_policy
 from tiercel.control.policies.policy import Decide
 from tiercel.control.proposals import Decision, MoveLoad, Replace, Resize, Spread
@@ -24,6 +25,7 @@ from tiercel.core.model.keys import Key, KeySet
 from tiercel.core.model.routing import slot_of
 from tiercel.errors import UserError
 from tiercel.spark.api.graph import Graph, check_choice, check_whole
+from tiercel.spark.api.moves import MoveHandle
 from tiercel.spark.api.requests import DeploymentRequests
 from tiercel.spark.cluster.bootstrap import RunningDeployment
 from tiercel.spark.cluster.controller_thread import ControllerThread
@@ -83,6 +85,17 @@ class DeploymentPolicies:
         shown = {"operator": operator, "policy": "offload", "options": options}
         self.thread.add(f"{operator}: offload", decide, limits, shown)
 
+    def follow_sources(self, operator: str, mobility: Mobility, strategy: str) -> None:
+        self._graph.check_operator(operator)
+        check_choice("strategy", strategy, tuple(STRATEGIES))
+
+        def move(name: str, hand_over: HandOver) -> MoveHandle:
+            to = self._requests.destination(name, hand_over.destination)
+            owners = self._owners(name, KeySet(keys=hand_over.keys))
+            return self._requests.move(name, owners, to, strategy, 0, None)
+
+        self.thread.follow_sources(operator, mobility, move)
+
     def add(self, decide: Decide, name: str, given: Mapping[str, Any]) -> None:
         """A function of the user over the view of the whole deployment."""
         if not callable(decide):
@@ -141,7 +154,9 @@ class DeploymentPolicies:
                 self._scale(operator, tuple(i.name for i in operator.instances))
             case MoveLoad():
                 to = self._requests.destination(operator.name, proposal.to)
-                self._requests.move(operator.name, self._owners(operator, proposal.keys), to, "live", 0, None)
+                self._requests.move(
+                    operator.name, self._owners(operator.name, proposal.keys), to, "live", 0, None
+                )
             case Replace():
                 self._requests.recover(proposal.instance, proposal.successors)
             case _:
@@ -159,9 +174,9 @@ class DeploymentPolicies:
         spares = tuple(name for name in operator.spares if name not in instances)
         self._controller.scale(ScaleRequest(operator.name, instances, strategy, load=measured, spares=spares))
 
-    def _owners(self, operator: OperatorView, keys: KeySet) -> list[tuple[str, KeySet]]:
+    def _owners(self, operator: str, keys: KeySet) -> list[tuple[str, KeySet]]:
         """Owners, each with its share of these slots or keys, as they are now."""
-        slots, overrides = self._controller.routes(operator.name)
+        slots, overrides = self._controller.routes(operator)
         by_slot: dict[str, set[int]] = {}
         by_key: dict[str, set[Key]] = {}
         for slot in keys.slots:

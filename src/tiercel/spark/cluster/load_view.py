@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from tiercel.control.mobility import Sighting
 from tiercel.control.view import EntryLoad, HotKey, InstanceView, OperatorView, SiteView, View
 from tiercel.core.model.keys import Key
 from tiercel.core.model.routing import Route
 from tiercel.core.model.topology import Topology, operator_of
-from tiercel.runtime.process.metrics import MetricsLine, last_inboxes, last_lines
+from tiercel.runtime.process.metrics import MetricsLine, last_inboxes, last_lines, recent_inboxes
 
 
 class LoadReader:
@@ -25,6 +26,18 @@ class LoadReader:
 
     def __init__(self, directory: Path, topology: Topology) -> None:
         self._directory, self._topology = directory, topology
+        self._seen_ms: dict[tuple[str, str], int] = {}  # site, operator -> newest line that was taken
+
+    def sightings(self, operator: str) -> list[Sighting]:
+        """Keys of an operator whose rows went on to an owner at another site, each line once."""
+        found = []
+        for line in recent_inboxes(self._directory):
+            place = (line.site, line.operator or "")
+            if line.operator == operator and line.at_ms > self._seen_ms.get(place, 0):
+                self._seen_ms[place] = line.at_ms
+                at_s = line.at_ms / 1e3
+                found += [Sighting(key, line.site, rows, at_s) for key, rows in line.sent_on or ()]
+        return found
 
     def view(
         self,

@@ -16,16 +16,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from tiercel.control.governor import Governor
 from tiercel.control.limits import Limits
+from tiercel.control.mobility import HandOver, Mobility
 from tiercel.control.policies.policy import Decide
-from tiercel.control.proposals import Decision
+from tiercel.control.proposals import Decision, MoveLoad, Outcome
 from tiercel.control.view import View
 from tiercel.core.errors import InvalidRequest
+from tiercel.core.model.keys import Key, KeySet
+from tiercel.core.model.routing import slot_of
 from tiercel.core.model.topology import instance_name, operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir
@@ -43,6 +46,19 @@ RECORD_BYTES_MAX = 20 * 1024 * 1024  # of views; then the older half is dropped
 RECORD_EVERY_S = 5.0  # the history is written so often, and after each change
 
 CarryOut = Callable[[Decision, View, Limits], None]
+
+
+class RunningMove(Protocol):
+    """A requested move."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def undone(self) -> bool: ...
+
+
+MoveKeys = Callable[[str, HandOver], RunningMove]  # operator, what to hand over
 
 
 class PolicyThread:
@@ -67,6 +83,8 @@ class PolicyThread:
         self._lock = threading.Lock()  # of the governor: users add policies while it decides
         self._shown: dict[str, dict[str, Any]] = {}
         self._spares: dict[tuple[str, str], int] = {}  # operator, site -> spare instances to have
+        self._mobility: dict[str, tuple[Mobility, MoveKeys]] = {}  # by operator
+        self._moving: list[tuple[Mobility, HandOver, RunningMove]] = []
         self._recorded_s = 0.0
         self._owners: dict[str, dict[int, str]] = {}  # as last recorded
         self._stopped = threading.Event()
@@ -92,6 +110,14 @@ class PolicyThread:
     def keep_spares(self, operator: str, site: str, count: int) -> None:
         """Have so many attached instances at a site that own nothing."""
         self._spares[operator, site] = count
+
+    def follow_sources(self, operator: str, mobility: Mobility, move: MoveKeys) -> None:
+        """Hand the keys of an operator over to the sites at which their sources are."""
+        self._mobility[operator] = (mobility, move)
+        with self._lock:
+            name = f"{operator}: mobility"
+            self._shown[name] = {"name": name, "operator": operator, "policy": "mobility", "options": {}}
+            self._write_policies()
 
     @property
     def policies(self) -> list[dict[str, Any]]:
@@ -124,9 +150,11 @@ class PolicyThread:
 
     def _tick(self) -> None:
         self._controller.ask_tables()
-        if not self._governor.policies and not self._spares:
+        if not self._governor.policies and not self._spares and not self._mobility:
             return
         view = self.view()
+        for operator in self._mobility:
+            self._hand_over(operator, view)
         with self._lock:
             decisions = self._governor.decide(view)
             limits = {policy.name: policy.limits for policy in self._governor.policies.values()}
@@ -161,6 +189,33 @@ class PolicyThread:
         except (UserError, InvalidRequest) as refusal:
             with self._lock:
                 self._governor.refused(decision, str(refusal).replace("\n", "; "), time.time())
+
+    # -- sources that travel -------------------------------------------------------------------
+
+    def _hand_over(self, operator: str, view: View) -> None:
+        for mobility, hand_over, move in [m for m in self._moving if m[2].done]:
+            self._moving.remove((mobility, hand_over, move))
+            mobility.ended(hand_over, view.at_s, undone=move.undone)
+        seen = view.operators[operator]
+        mobility, move_keys = self._mobility[operator]
+        count = len(seen.owners)
+
+        def owner_of(key: Key) -> str:
+            return site_of(seen.isolated.get(key) or seen.owners[slot_of(key, count)])
+
+        sightings = self._reader.sightings(operator)
+        if not count:
+            return
+        for hand_over in mobility.decide(sightings, owner_of, view.at_s):
+            outcome, reason = Outcome.CARRIED_OUT, hand_over.reason
+            try:
+                self._moving.append((mobility, hand_over, move_keys(operator, hand_over)))
+            except (UserError, InvalidRequest) as refusal:
+                mobility.ended(hand_over, view.at_s, undone=True)
+                outcome, reason = Outcome.FAILED, str(refusal).replace("\n", "; ")
+            proposal = MoveLoad(operator, KeySet(keys=hand_over.keys), hand_over.destination, reason)
+            with self._lock:
+                self._governor.note(Decision(view.at_s, operator, "mobility", outcome, proposal, reason))
 
     # -- the pool ------------------------------------------------------------------------------
 
