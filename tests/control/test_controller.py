@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from machines_in_memory import REQUESTER, SLOTS, SmallDeployment, key_in, topology
-from tiercel.control.controller import Controller, MoveState, ScaleRequest
+from tiercel.control.controller import Controller, MeasuredLoad, MoveState, ScaleRequest
 from tiercel.control.plans import Plan, PlannedMove
 from tiercel.core import messages as m
 from tiercel.core.errors import InvalidRequest
@@ -222,6 +222,30 @@ def test_scaling_in_moves_all_keys_before_it_retires_an_instance() -> None:
     for key in keys:
         play.driver.produce("a", (key, 1, "y"))
     assert [o.row[2][2] for o in play.driver.outputs()] == [1] * 4 + [2] * 4
+
+
+def test_a_scaling_by_load_moves_the_heavy_slots_and_ends() -> None:
+    play = Play()
+    assert play.owners() == [A, A, B, B]
+    load = MeasuredLoad(100.0, {0: 70.0, 1: 10.0, 2: 10.0, 3: 10.0}, speeds={A: 100.0, B: 100.0})
+    play.scale(A, B, load=load)
+    settle(play)
+    assert play.owners() == [A, B, B, B], "the heavy slot stays, the other one of its instance leaves"
+    assert play.controller.scales == {}
+
+
+def test_spare_instances_stay_when_a_scaling_ends() -> None:
+    play = Play()
+    play.scale(A, B, NEW)
+    settle(play)
+    play.scale(A, B)
+    settle(play)
+    assert NEW not in play.driver.machines, "without being named a spare it is retired"
+    play.driver.start(NEW)
+    play.scale(A, B, spares=(NEW,))
+    settle(play)
+    assert NEW in play.driver.machines
+    assert NEW not in play.owners()
 
 
 def test_a_scale_request_survives_a_restart_of_the_controller() -> None:

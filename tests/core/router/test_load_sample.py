@@ -7,7 +7,14 @@ import pytest
 from tiercel.core.model.log import Row
 from tiercel.core.model.routing import slot_of
 from tiercel.core.model.row_batch import in_runs
-from tiercel.core.router.load_sample import KEYS_MAX, KEYS_REPORTED_MAX, STRIDES, LoadSample
+from tiercel.core.router.load_sample import (
+    KEYS_MAX,
+    KEYS_REPORTED_MAX,
+    SENT_ON_MAX,
+    SENT_ON_REPORTED_MAX,
+    STRIDES,
+    LoadSample,
+)
 
 SLOTS = 64
 
@@ -64,3 +71,19 @@ def test_rows_of_a_batch_count_as_many() -> None:
     steady(sample, [row(b"hot", batch)] * 100 + [row(b"k%d" % n) for n in range(100)])
     _, keys = sample.each_second()
     assert keys[0] == (b"hot", pytest.approx(5_000, rel=0.3))
+
+
+def test_rows_that_are_sent_on_are_all_counted_by_key_and_reported_once() -> None:
+    sample = LoadSample(SLOTS)
+    keys = [b"car %d" % n for n in range(600)]
+    for _ in range(3):
+        sample.count_sent_on([(key, 0, b"", "edge", 1, 1) for key in keys])
+    reports = [sample.take_sent_on() for _ in range(3)]
+    assert [len(report) for report in reports] == [SENT_ON_REPORTED_MAX, 600 - SENT_ON_REPORTED_MAX, 0]
+    assert dict(reports[0] + reports[1]) == dict.fromkeys(keys, 3)
+
+
+def test_keys_that_are_sent_on_take_bounded_memory() -> None:
+    sample = LoadSample(SLOTS)
+    sample.count_sent_on([(b"car %d" % n, 0, b"", "edge", 1, 1) for n in range(SENT_ON_MAX + 100)])
+    assert len(sample._sent_on) == SENT_ON_MAX

@@ -65,7 +65,6 @@ from tiercel.spark.rows.row_codec import Schema
 from tiercel.spark.sources.stream_source import register
 from tiercel.spark.sources.table_refresh import TableRefresh
 
-
 MOBILITY, WAIT = Threshold(tuples=3, seconds=1.0), Threshold(seconds=5.0)
 
 
