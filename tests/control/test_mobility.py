@@ -156,6 +156,21 @@ def test_keys_at_home_and_vanished_sources_take_no_memory() -> None:
     assert len(mobility) <= 12
 
 
+def test_a_decision_looks_only_at_keys_that_were_seen() -> None:
+    """With many keys under way, one that was seen costs as much as with few."""
+    asked: list[bytes] = []
+
+    def owner_of(key: bytes) -> str:
+        asked.append(key)
+        return "edge-1"
+
+    mobility = Mobility(SITES, Threshold(tuples=1_000), WAIT)
+    mobility.decide([Sighting(b"car %d" % n, "edge-2", 1, 0.0) for n in range(5_000)], owner_of, 0.0)
+    asked.clear()
+    mobility.decide([Sighting(CAR, "edge-2", 1, 1.0)], owner_of, 1.0)
+    assert asked == [CAR]
+
+
 @pytest.mark.parametrize("limits", [{}, {"tuples": 0}, {"seconds": -1.0}, {"tuples": True}])
 def test_a_threshold_that_cannot_work_is_refused(limits: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest, match="threshold"):

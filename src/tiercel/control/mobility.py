@@ -122,6 +122,7 @@ class Mobility:
         self._forget_s, self._retry_s = forget_s, retry_s
         self._keys_max, self._at_once_max = keys_max, at_once_max
         self._journeys: dict[Key, Journey] = {}
+        self._due: dict[Key, None] = {}  # keys to look at: seen, handed over, or waiting since the last call
         self._running: dict[tuple[str, str], int] = {}  # hand-overs between two sites
 
     def __len__(self) -> int:
@@ -147,23 +148,41 @@ class Mobility:
         for sighting in sightings:
             if sighting.site not in self._parents:
                 raise InvalidRequest.unknown("site", sighting.site, sorted(self._parents))
-            journey = self._journeys.get(sighting.key)
-            if journey is None:
-                journey = self._journeys[sighting.key] = Journey(sighting)
-            journey.see(sighting)
+            seen = self._journeys.pop(sighting.key, None) or Journey(sighting)
+            self._journeys[sighting.key] = seen  # those seen last are at the end
+            seen.see(sighting)
+            self._due[sighting.key] = None
+        self._forget(now_s)
         wanted: dict[tuple[str, str], list[tuple[Key, str]]] = {}
-        for key, journey in list(self._journeys.items()):
-            if journey.hand_over is None:
-                if now_s - journey.seen_s > self._forget_s:
-                    del self._journeys[key]
-                    continue
-                owner = owner_of(key)
-                found = self._destination(journey, owner, now_s)
-                if found is not None:
-                    wanted.setdefault((owner, found[0]), []).append((key, found[1]))
+        due, self._due = self._due, {}
+        for key in due:
+            journey = self._journeys.get(key)
+            if journey is None or journey.hand_over is not None:
+                continue
+            if now_s < journey.waits_until_s:
+                self._due[key] = None
+                continue
+            owner = owner_of(key)
+            found = self._destination(journey, owner)
+            if found is not None:
+                wanted.setdefault((owner, found[0]), []).append((key, found[1]))
         return [
             hand_over for pair, keys in sorted(wanted.items()) for hand_over in self._together(pair, keys)
         ]
+
+    def _forget(self, now_s: float) -> None:
+        """Drop sources that were not seen elsewhere for long: they are home again, or vanished."""
+        running = []
+        while self._journeys:
+            key, journey = next(iter(self._journeys.items()))
+            if now_s - journey.seen_s <= self._forget_s:
+                break
+            del self._journeys[key]
+            if journey.hand_over is not None:
+                running.append((key, journey))
+        for key, journey in running:  # until the hand-over has ended
+            journey.seen_s = now_s
+            self._journeys[key] = journey
 
     def ended(self, hand_over: HandOver, now_s: float, *, undone: bool = False) -> None:
         """A hand-over has ended. Its keys are at the destination, or where they were."""
@@ -176,6 +195,7 @@ class Mobility:
             if journey is None or journey.hand_over != pair:
                 continue
             journey.hand_over = None
+            self._due[key] = None
             if undone:
                 journey.waits_until_s = now_s + self._retry_s
             elif journey.site == hand_over.destination:
@@ -185,9 +205,9 @@ class Mobility:
 
     # -- rules -------------------------------------------------------------------------------
 
-    def _destination(self, journey: Journey, owner: str, now_s: float) -> tuple[str, str] | None:
+    def _destination(self, journey: Journey, owner: str) -> tuple[str, str] | None:
         """Where the key of a journey should be now, and why; None: where it is."""
-        if journey.site == owner or now_s < journey.waits_until_s:
+        if journey.site == owner:
             return None
         stayed = self.has_stayed(journey)
         if self._is_ancestor(owner, journey.site):
@@ -229,6 +249,7 @@ class Mobility:
             self._running[pair] = self._running.get(pair, 0) + 1
             more = f", and {len(some) - 1} more" if len(some) > 1 else ""
             found.append(HandOver(frozenset(key for key, _ in some), *pair, some[0][1] + more))
+        self._due.update(dict.fromkeys(key for key, _ in waiting))
         return found
 
     def _path(self, site: str) -> list[str]:
