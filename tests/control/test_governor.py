@@ -108,6 +108,20 @@ def test_minimum_and_maximum_of_a_site_hold() -> None:
     assert outcome(governed(resize(20), instances_max={"*": 2}), view(0))[0] is Outcome.REFUSED
 
 
+def test_an_operator_below_its_minimum_grows_although_its_policy_wants_nothing() -> None:
+    governor = governed(lambda _: Nothing("op", "all is well"), instances_min={"*": 3})
+    decision = only(governor.decide(view(0)))
+    assert decision.is_change
+    assert decision.proposal == Resize("op", SITE, 3, "the minimum at cloud is 3")
+
+
+def test_a_scale_in_never_goes_below_the_minimum() -> None:
+    """The largest number of the window was taken as it was wanted, and not as it was allowed."""
+    governor = governed(resize(1), instances_min={"*": 2}, scale_in_after_s=1)
+    found = [d for second in range(5) for d in governor.decide(view(second, 4)) if d.is_change]
+    assert [d.proposal.instances for d in found if isinstance(d.proposal, Resize)] == [2]
+
+
 def test_a_site_without_free_task_slots_is_named_and_nothing_changes() -> None:
     found = outcome(governed(resize(4)), view(0, free=0))
     assert found == (Outcome.REFUSED, "because; cloud has 0 free task slots")

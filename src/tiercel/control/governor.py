@@ -153,7 +153,11 @@ class Governor:
         if operator is None:
             return decided(Outcome.REFUSED, f"there is no operator {proposal.operator!r}")
         if isinstance(proposal, Nothing):
-            return decided(Outcome.NOTHING)
+            few = [site for site, count in operator.sites.items() if count < policy.limits.least(site)]
+            if not few:
+                return decided(Outcome.NOTHING)
+            least = policy.limits.least(few[0])
+            proposal = Resize(operator.name, few[0], least, f"the minimum at {few[0]} is {least}")
         record, limits = self._record(operator.name), policy.limits
         allowed, why = proposal, ""
         if isinstance(proposal, Resize):
@@ -201,7 +205,7 @@ class Governor:
         wanted = record.wanted.get(proposal.site)
         if not wanted or view.at_s - wanted[0][0] < limits.scale_in_after_s:
             return f"scale-in waits until it was wanted for {limits.scale_in_after_s:g} s"
-        largest = max(count for _, count in wanted)
+        largest = max(proposal.instances, *(count for _, count in wanted))
         if largest >= len(operator.at(proposal.site)):
             return f"{largest} were wanted within the last {limits.scale_in_after_s:g} s"
         return msgspec.structs.replace(proposal, instances=largest)
