@@ -206,6 +206,20 @@ def test_a_scale_in_that_makes_rows_wait_is_undone_and_not_tried_again() -> None
     assert "the last one: rows wait" in governor.history[-1].reason
 
 
+def test_after_an_undo_the_operator_cools_down_from_its_end() -> None:
+    governor = governed(resize(1), scale_in_after_s=1, judge_after_s=1, cool_down_s=5, blocked_s=1)
+    seconds = iter(range(1_000))
+    while not only(governor.decide(view(next(seconds)))).is_change:
+        pass
+    slow = {"arrivals": 1_000.0, "rate": 900.0, "busy": 1.0, "oldest_ms": 4_000.0}
+    while not any(d.is_change for d in governor.decide(view(next(seconds), 1, **slow))):
+        pass
+    for _ in range(20):  # it takes its time
+        governor.decide(view(next(seconds), 1, changing="scaling", **slow))
+    found = [outcome(governor, view(next(seconds)))[0] for _ in range(7)]
+    assert Outcome.CARRIED_OUT not in found[:5]
+
+
 def test_a_scale_out_that_made_no_difference_is_not_repeated() -> None:
     governor = governed(
         lambda seen: Resize("op", SITE, len(seen.operators["op"].instances) + 1, "more"),

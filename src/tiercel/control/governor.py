@@ -48,6 +48,7 @@ class Change(msgspec.Struct):
     policy: str
     gain: float = 0.0  # promised: the share of instances added
     ended_s: float | None = None  # nothing runs any more
+    is_undo: bool = False  # it is not judged: what it took back is blocked for a while
 
 
 class Record(msgspec.Struct):
@@ -271,6 +272,9 @@ class Governor:
             return False
         if change.ended_s is None:
             change.ended_s = record.ended_s = view.at_s
+            if change.is_undo:
+                record.change = None
+                return False
         if view.at_s - change.ended_s < change.limits.judge_after_s:
             return False
         record.change = None
@@ -288,7 +292,8 @@ class Governor:
         outcome = Outcome.DRY_RUN if change.limits.dry_run else Outcome.UNDONE
         decisions.append(Decision(view.at_s, name, change.policy, outcome, undo, verdict))
         record.changes.append(view.at_s)
-        record.ended_s, record.wanted = view.at_s, {}
+        record.wanted = {}
+        record.change = Change(undo, operator, view.at_s, change.limits, change.policy, is_undo=True)
         return True
 
     def _remember_wanted(self, view: View, limits: Limits, proposals: Sequence[Proposal]) -> None:
@@ -335,7 +340,9 @@ def _undo(change: Change, now: OperatorView, verdict: str) -> Proposal | None:
     if isinstance(proposal, Resize):
         if verdict.startswith(NO_DIFFERENCE):
             return None
-        return Resize(now.name, proposal.site, len(before.at(proposal.site)), reason)
+        count = max(len(before.at(proposal.site)), change.limits.least(proposal.site))
+        same = count == len(now.at(proposal.site))
+        return None if same else Resize(now.name, proposal.site, count, reason)
     if isinstance(proposal, MoveLoad):
         owners = {before.owners.get(slot, "") for slot in proposal.keys.slots}
         owners |= {_owner(before, key) for key in proposal.keys.keys}
