@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from machines_in_memory import SmallDeployment, key_in
 from tiercel.core.model.log import Row
 from tiercel.core.model.routing import slot_of
 from tiercel.core.model.row_batch import in_runs
@@ -87,3 +88,20 @@ def test_keys_that_are_sent_on_take_bounded_memory() -> None:
     sample = LoadSample(SLOTS)
     sample.count_sent_on([(b"car %d" % n, 0, b"", "edge", 1, 1) for n in range(SENT_ON_MAX + 100)])
     assert len(sample._sent_on) == SENT_ON_MAX
+
+
+def test_a_router_reports_the_keys_that_it_sends_on_and_what_waits_for_its_instances() -> None:
+    driver = SmallDeployment().start("a", "b", "op@a#0", "op@b#0")
+    here, elsewhere = key_in(0), key_in(3)
+    assert [driver.machines["a"].inboxes["op"].table.route(key).site for key in (here, elsewhere)] == [
+        "a",
+        "b",
+    ]
+    driver.produce("a", (here, 0, "x"), (elsewhere, 0, "x"), (elsewhere, 1, "y"))
+    at_a, at_b = (driver.machines[site].loads()["op"] for site in ("a", "b"))
+    assert at_a.sent_on == [(elsewhere, 2)]
+    assert (at_a.entered, at_b.entered) == (3, 0), "rows count where they enter"
+    assert (at_a.readers["op@a#0"].arrived, at_b.readers["op@b#0"].arrived) == (1, 2)
+    assert at_b.readers["op@b#0"].lag_rows == 0
+    assert at_b.readers["op@b#0"].oldest_at_ms == 0
+    assert driver.machines["a"].loads()["op"].sent_on == [], "each report once"
