@@ -64,6 +64,8 @@ def test_a_core_that_a_neighbour_took_is_not_work() -> None:
     taken = InstanceView(A, rate=100, busy=0.95, cpu=0.4, stolen=0.5)
     assert taken.work == pytest.approx(0.45)
     assert isinstance(last(make_policy("busy", "op"), [view(taken)] * 3), Nothing)
+    behind = InstanceView(A, rate=100, busy=0.95, cpu=0.4, stolen=0.5, oldest_ms=900.0)
+    assert behind.work == pytest.approx(0.95), "whoever took the core, rows wait"
     waits_for_a_service = InstanceView(A, rate=100, busy=0.95, cpu=0.1)
     assert waits_for_a_service.work == pytest.approx(0.95)
 

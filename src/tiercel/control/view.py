@@ -14,6 +14,7 @@ from tiercel.core.model.keys import Key
 from tiercel.core.model.topology import site_of
 
 IDLE_RATE = 1.0  # rows per second: below it nothing can be learnt about the cost of a row
+BEHIND_MS = 500.0  # age of a waiting row: the instance falls behind
 IDLE_WORK = 0.01  # share of a core, likewise
 
 
@@ -38,8 +39,12 @@ class InstanceView(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def work(self) -> float:
-        """Share of the time in which it worked. Time that a neighbour took from it is not work."""
-        return min(1.0, max(self.cpu or 0.0, self.busy - self.stolen))
+        """Share of the time in which it worked.
+
+        Time that a neighbour took from it is not work, unless rows wait: then it has no time left.
+        """
+        stolen = self.stolen if self.oldest_ms < BEHIND_MS else 0.0
+        return min(1.0, max(self.cpu or 0.0, self.busy - stolen))
 
     @property
     def capacity(self) -> float | None:

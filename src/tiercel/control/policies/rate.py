@@ -22,6 +22,7 @@ from tiercel.control.proposals import Nothing, Proposal, Resize, Spread
 from tiercel.control.view import OperatorView, View
 from tiercel.core.errors import InvalidRequest
 
+RISING = 2  # views: a load that rises is as high as in the last ones, not as in the window
 SATURATED = 0.95  # share of time at work: more rows would wait
 
 
@@ -87,7 +88,8 @@ class Rate(msgspec.Struct, frozen=True):
         count, one = len(here), known.capacity
         if one is None:
             return Nothing(operator.name, "too idle to measure what a row costs")
-        arrivals = sum(known.arrivals) / len(known.arrivals)
+        recent = known.arrivals[-RISING:]
+        arrivals = max(sum(known.arrivals) / len(known.arrivals), sum(recent) / len(recent))
         backlog = sum(i.backlog_rows for i in here)
         catch_up = backlog / self.catch_up_s if backlog > one * count else 0.0  # less than a second: normal
         needed = max(1, math.ceil((arrivals / self.target + catch_up) / one - 1e-9))
