@@ -27,7 +27,7 @@ from tiercel.bench.loadgen.process import LoadProcess
 from tiercel.bench.metrics import Outputs, count_faults, read_outputs
 from tiercel.bench.operators import SITE, HeavyAverage
 from tiercel.bench.report import Line, percentile
-from tiercel.control.proposals import Decision
+from tiercel.control.proposals import Decision, Resize
 from tiercel.spark.api.deployment import Live
 from tiercel.spark.cluster.session import open_session
 
@@ -36,7 +36,7 @@ ShowProgress = Callable[[str], None]
 MODES = ("fixed", "rate", "spares", "restart")
 LOOK_S = 0.1  # between two looks at the instances
 LIMIT_MS = 5_000.0  # of Linear Road
-SETTLED_S = 1.0  # after a scaling: its effect on latency is over
+SETTLED_S = 1.0  # after a scaling: its effect is over
 COLOURS = {"fixed": "#9ca3af", "rate": "#2563eb", "spares": "#059669", "restart": "#d97706"}
 
 
@@ -182,7 +182,8 @@ def _one(
         "seconds_above_5_s": late,
         "drained_s": round(drained_s, 1),
         "until_first_keys_s": round(min(grown), 2) if grown else None,
-        "worst_scaling_ms": max((s["excess_ms"] for s in scalings), default=None),
+        "gap_ms": max((s["gap_ms"] for s in scalings), default=None),
+        "gap_floor_ms": max((s["gap_floor_ms"] for s in scalings), default=None),
         "tuples": len(latency),
         **faults,
     }
@@ -200,23 +201,29 @@ def _await_spare(live: Live) -> None:
 def _scaling(
     mode: str, change: Decision, at_s: float, log: InstanceLog, found: Outputs, begun_s: float
 ) -> Line:
-    """One scaling: when its first new instance had keys, and what it did to latency."""
-    new = [s for name, s in log.first_s.items() if s > at_s and name != f"{OPERATOR}@{SITE}#1"]
+    """One scaling: when its first new instance had keys, and the longest time without any output."""
     before = next((count for seen_s, count in reversed(log.seen) if seen_s <= at_s), 1)
     settled = [seen_s for seen_s, count in log.seen if seen_s > at_s and count != before]
     end_s = (settled[0] if settled else at_s) + SETTLED_S
-    due_s, latency = found.due_ns / 1e9, found.latency_ms
-    during = latency[(due_s >= at_s) & (due_s < end_s)]
-    earlier = latency[(due_s >= at_s - 2) & (due_s < at_s)]
-    excess = float(during.max() - np.median(earlier)) if len(during) and len(earlier) else 0.0
+    proposal = change.proposal
+    grows = isinstance(proposal, Resize) and proposal.instances > before
+    new = [first_s for first_s in log.first_s.values() if first_s > at_s] if grows else []
+    emitted_s = np.sort(found.emitted_ns) / 1e9
     return {
         "mode": mode,
         "at_s": round(at_s - begun_s, 1),
-        "change": str(change.proposal),
+        "change": str(proposal),
         "reason": change.reason,
         "until_first_keys_s": round(min(new) - at_s, 2) if new else None,
-        "excess_ms": round(excess, 1),
+        "gap_ms": _gap_ms(emitted_s, at_s, end_s),
+        "gap_floor_ms": _gap_ms(emitted_s, at_s - (end_s - at_s), at_s),
     }
+
+
+def _gap_ms(emitted_s: Any, first_s: float, last_s: float) -> float:
+    """The longest time without any output."""
+    inside = emitted_s[(emitted_s >= first_s) & (emitted_s < last_s)]
+    return round(float(np.max(np.diff([first_s, *inside, last_s]))) * 1e3, 1)
 
 
 def _by_second(found: Outputs, begun_s: float) -> list[tuple[float, float]]:

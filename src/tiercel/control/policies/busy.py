@@ -46,9 +46,10 @@ class Busy(msgspec.Struct, frozen=True):
                 f"{busiest.name} is {percent(busiest.work)} busy, above {percent(self.threshold)} "
                 f"in {above[hot[0]]} reports"
             )
-            uneven = skewed(here, self.threshold) is not None
-            more: list[Proposal] = [Resize(operator.name, site, count + 1, reason)]
-            return [Spread(operator.name, site, f"{reason}, the others are not"), *more] if uneven else more
+            mean = sum(i.work for i in here) / count
+            if skewed(here, self.threshold) is not None and mean < RELAX * self.threshold:
+                return [Spread(operator.name, site, f"{reason}, the others are not")]
+            return [Resize(operator.name, site, count + 1, reason)]
         after = busiest.work * count / (count - 1) if count > 1 else 1.0
         if after < RELAX * self.threshold:
             return [Resize(operator.name, site, count - 1, f"{count - 1} would be {percent(after)} busy")]

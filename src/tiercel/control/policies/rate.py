@@ -63,11 +63,13 @@ class Rate(msgspec.Struct, frozen=True):
         }
         found: list[Proposal] = []
         for site in sorted(operator.sites):
-            busiest = skewed(operator.at(site), self.upper)
-            if busiest is not None:
+            wanted = self._at(operator, site, after[site])
+            grows = isinstance(wanted, Resize) and wanted.instances > len(operator.at(site))
+            busiest = None if grows else skewed(operator.at(site), self.upper)
+            if busiest is not None:  # a scale-out spreads the load as well
                 reason = f"{busiest.name} is {percent(busiest.work)} busy, the others are not"
                 found.append(Spread(operator.name, site, reason))
-            found.append(self._at(operator, site, after[site]))
+            found.append(wanted)
         return found, after
 
     def _remember(self, operator: OperatorView, site: str, before: SiteMemory) -> SiteMemory:

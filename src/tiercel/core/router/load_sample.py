@@ -24,7 +24,9 @@ from tiercel.core.model.row_batch import count_rows
 
 T = TypeVar("T")
 
-STRIDES = (61, 127, 251, 509, 1_021, 2_039, 4_093)  # one row of so many is sampled
+STRIDES = (1, 3, 7, 13, 29, 61, 127, 251, 509, 1_021, 2_039, 4_093)  # one row of so many is sampled
+STRIDE_AT_FIRST = 61
+SAMPLES_MIN = 5  # of a slot or key, with what is left of older ones: fewer say nothing about its load
 SAMPLES_PER_S = 200
 KEYS_MAX = 64  # counted at once
 FADE = 0.8  # part of a count that is left after a second
@@ -60,7 +62,7 @@ class LoadSample:
         self._slot_count = slots
         self.entered = 0
         self._entered_before = 0
-        self._stride = self._until_next = STRIDES[0]
+        self._stride = self._until_next = STRIDE_AT_FIRST
         self._sent_on: dict[Key, int] = {}
         self._slots: dict[int, float] = {}
         self._keys: dict[Key, float] = {}
@@ -111,12 +113,13 @@ class LoadSample:
     def each_second(self) -> tuple[dict[int, float], list[tuple[Key, float]]]:
         """The heaviest slots and keys in rows per second. Call it once a second: older counts fade."""
         to_rate = 1 - FADE  # a count is the sum of what is left of all seconds
+        enough = SAMPLES_MIN * self._stride
+        slots = _heaviest({s: n for s, n in self._slots.items() if n >= enough}, SLOTS_REPORTED_MAX)
+        certain = {key: count - self._errors.get(key, 0.0) for key, count in self._keys.items()}
+        keys = _heaviest({key: n for key, n in certain.items() if n >= enough}, KEYS_REPORTED_MAX)
         per_sample = (self.entered - self._entered_before) / SAMPLES_PER_S
         self._entered_before = self.entered
         self._stride = next((stride for stride in STRIDES if stride >= per_sample), STRIDES[-1])
-        slots = _heaviest(self._slots, SLOTS_REPORTED_MAX)
-        certain = {key: count - self._errors.get(key, 0.0) for key, count in self._keys.items()}
-        keys = _heaviest({key: count for key, count in certain.items() if count > 0}, KEYS_REPORTED_MAX)
         found = (
             {slot: round(count * to_rate, 1) for slot, count in slots},
             [(key, round(count * to_rate, 1)) for key, count in keys],

@@ -102,10 +102,12 @@ class PolicyThread:
 
     def remove(self, name: str) -> bool:
         with self._lock:
-            found = self._governor.remove(name)
-            self._shown.pop(name, None)
+            self._governor.remove(name)
+            shown = self._shown.pop(name, None)
+            if shown is not None and shown["policy"] == "mobility":
+                self._mobility.pop(shown["operator"], None)
             self._write_policies()
-            return found
+            return shown is not None
 
     def keep_spares(self, operator: str, site: str, count: int) -> None:
         """Have so many attached instances at a site that own nothing."""
@@ -153,7 +155,7 @@ class PolicyThread:
         if not self._governor.policies and not self._spares and not self._mobility:
             return
         view = self.view()
-        for operator in self._mobility:
+        for operator in list(self._mobility):
             self._hand_over(operator, view)
         with self._lock:
             decisions = self._governor.decide(view)
