@@ -40,6 +40,17 @@ RUNS = {"kinds": ("choosy",), "runs": 1.0}
 TAKEN_OVER = {"faults": ("crash",), "recoveries": 1.0}
 
 
+CALM = {"features": ("calm",), "feature_share": 1.0}
+CALM_BUFFERS = {"features": ("small-buffers", "calm"), "feature_share": 1.0, "slow_code": 0.0}
+BUFFERS = {"features": ("small-buffers", "many-cars"), "feature_share": 1.0, "sites_min": 3}
+DEAD = {"features": ("dead-for-good",), "feature_share": 1.0}
+NEWS = {"features": ("late-news",), "feature_share": 1.0, "scales": True}
+LIMITS = {"features": ("small-limits", "slow-consumers"), "feature_share": 1.0}
+OUTPUTS = {"features": ("short-output-logs",), "feature_share": 1.0}
+STATEFUL = {"kinds": ("sessions", "windows", "listing", "forgetful"), "faults": ()}
+TIMED = {"kinds": ("windows",), "sites_min": 2, "timed": 0.0}
+
+
 class Mutant(NamedTuple):
     """A planted bug: the rule of the protocol that it disables, and the resulting fault."""
 
@@ -137,6 +148,66 @@ MUTANTS: dict[str, Mutant] = {
     "timers-not-moved": Mutant("P1", "timers stay behind"),
     "overlapping-moves-accepted": Mutant("R22", "two moves of one key run at once"),
     "log-trimmed-too-early": Mutant("P1", "entries are deleted before every reader's checkpoint covers them"),
+    # requests
+    "late-retirements-count": Mutant("P1", "a late answer to a retirement ends an owner", NEWS),
+    "overlapping-moves-requested": Mutant(
+        "P6", "the controller asks for moves that share keys at once", CALM
+    ),
+    "overlap-by-first-slot": Mutant("P6", "the controller compares some keys of two moves only", CALM),
+    "done-notice-not-awaited": Mutant("P6", "a move is refused because the last one is not known done", CALM),
+    "source-flips-while-away": Mutant(
+        "P6", "keys leave a source that has died for good", {**DEAD, "strategies": ("pause",), "sites_max": 6}
+    ),
+    "successors-not-launched": Mutant("P6", "nobody starts the successors of a dead instance", DEAD),
+    "moves-not-asked-again": Mutant("P6", "a request that was lost is not repeated"),
+    "nobody-is-retired": Mutant(
+        "P6", "instances that a scaling does not name stay", {**CALM, "scales": True}
+    ),
+    "scaling-stops-halfway": Mutant("P6", "a scaling does not go on after its first moves", {"scales": True}),
+    # takeovers
+    "ended-moves-not-taken-over": Mutant("P1", "successors miss keys that moved shortly before", DEAD),
+    "moves-of-the-dead-never-end": Mutant("P6", "a move waits for a checkpoint of the dead", DEAD),
+    "incoming-moves-of-the-dead-never-end": Mutant("P6", "the same, at the destination's router", DEAD),
+    "newest-checkpoint-not-used": Mutant("P1", "an instance continues from an older checkpoint of its own"),
+    # restarts
+    "restarted-instances-not-counted": Mutant("P6", "a restart waits for instances that are back"),
+    "dispatch-stays-paused": Mutant("P6", "dispatch does not continue after a restart"),
+    "retired-instances-awaited": Mutant("P6", "a restart waits for instances that were retired"),
+    # rows
+    "rows-wait-for-the-table-forever": Mutant("R16", "rows that wait for the table are lost", ROAMING),
+    "outbox-forgotten": Mutant("R5", "a restarted router has forgotten the frames of its outboxes"),
+    "receipts-not-repeated": Mutant("R5", "receipts that a broken link lost are not given again"),
+    "rows-over-the-limit-not-wanted": Mutant("R30", "rows over the limit are not asked for again", BUFFERS),
+    "frames-not-sent-again": Mutant("R30", "frames that were sent back are not sent again", BUFFERS),
+    "mobile-receipts-lost": Mutant("R1", "a mobile source does not learn that its rows are safe"),
+    "held-rows-not-forwarded": Mutant("R3", "rows that were held at a flip are lost", ROAMING),
+    "windows-never-open": Mutant("R5", "frames that were taken stay in the window", ROAMING),
+    "backlog-never-shrinks": Mutant("P7", "producers wait for rows that were processed long ago", LIMITS),
+    "acknowledgements-not-released": Mutant("P7", "producers that were slowed down wait for ever", LIMITS),
+    # outputs
+    "subscribers-not-continued": Mutant("P7", "entries that were consumed still count", OUTPUTS),
+    "old-entries-not-published": Mutant("P1", "entries that are not in memory are not published", OUTPUTS),
+    "output-log-trimmed-under-readers": Mutant("P1", "a log is trimmed under its named readers", OUTPUTS),
+    "output-frames-repeated": Mutant("R10", "a home takes output frames that it has"),
+    # moves
+    "stalled-keys-never-go-on": Mutant("P6", "a full buffer stops a live move for good", CALM_BUFFERS),
+    "transfer-not-restarted": Mutant("P6", "a destination that lost its state gets no other"),
+    "shadow-overtaken-by-adoption": Mutant("R21", "an adoption overtakes shadow rows", SLOW),
+    # event time
+    "ticks-end": Mutant("R19", "the clock of a log stops while timers wait", {"kinds": ("sessions",)}),
+    "watermark-reports-lost": Mutant("R17", "watermark reports that were lost are not given again", TIMED),
+    "promises-forgotten": Mutant("R17", "a restarted router has forgotten what it promised", TIMED),
+    "watermark-not-appended": Mutant("R17", "watermarks of other sites are ignored", TIMED),
+    # state of user code: the model notices
+    "time-to-live-ignored": Mutant("P1", "state lives longer than its time", STATEFUL),
+    "values-not-cleared": Mutant("P1", "state that was cleared is still there", STATEFUL),
+    "lists-are-stacks": Mutant("P1", "a list is in the wrong order", STATEFUL),
+    "maps-in-any-order": Mutant("R13", "iteration follows no order", STATEFUL),
+    "map-keys-not-removed": Mutant("P1", "entries of a map that were removed are still there", STATEFUL),
+    "timers-fire-late": Mutant("P1", "timers fire some time after they are due", STATEFUL),
+    "only-last-timer-fires": Mutant("P1", "of several timers that are due one fires", STATEFUL),
+    "only-first-timer-kept": Mutant("P1", "a key has one timer at most", STATEFUL),
+    "timers-not-deleted": Mutant("P1", "timers that were deleted fire", STATEFUL),
 }
 
 DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in tests/rules shows each

@@ -163,7 +163,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(OutgoingMove, "must_stop_at", instead(None)),
         Patch(OutgoingMove, "refuses_output", instead(False)),
     ),
-    "overlapping-moves-accepted": (Patch(MoveCoordinator, "check_unlocked", instead(None)),),
+    "overlapping-moves-accepted": (Patch(MoveCoordinator, "exclude", instead(False)),),
     # the destination router of a move
     "vote-forgotten": (Patch(MoveCoordinator, "recover_incoming", instead(None)),),
     "shadow-not-stored": (Patch(IncomingMove, "store_shadow", instead(None)),),

@@ -92,7 +92,7 @@ def late_news(scenario: Scenario, rng: random.Random, options: Options) -> Scena
         at_ms = rng.uniform(60, end_ms)
         actions.append(Action(at_ms, "scale", operator.name, staying, strategy="pause"))
         late = Action(
-            at_ms + rng.uniform(20, 200),
+            at_ms + rng.uniform(60, 500),
             "late",
             site_of(leaving),
             "controller",
