@@ -83,6 +83,7 @@ class Sender(threading.Thread):
             else:
                 self._send_fast(len(self.events), time.monotonic() + self._seconds)
                 del self.events[self.sent :], self.moments[self.sent :]
+                self._flush()  # what waits in the client has not been sent
             self.end_ns = monotonic_ns()
             self._flush()
         except BaseException as failure:
