@@ -117,9 +117,9 @@ WAYS: dict[str, Way] = {
     "CaptureFrom": ("source -> its router", NOW),
     "Captured": ("source -> its router", NOW),
     "Chunk": ("source -> destination", "when the log is durable up to the capture"),
-    "EndOfKeys": ("source -> destination", "when the log is durable up to the last capture"),
-    "ChunkReceipt": ("destination -> source", NOW),
-    "RestartTransfer": ("destination -> source", NOW),
+    "UnitReceipt": ("destination -> source", NOW),
+    "UnitRequest": ("destination -> source", NOW),
+    "Backlog": ("source router -> source", NOW),
     "Digests": ("source -> its router", NOW),
     "Ready": (
         "destination -> its router -> source's router",
@@ -390,6 +390,29 @@ RULES: dict[str, Rule] = {
             "router.intake:Intake.congested",
         ),
         "separate credit for the notices in a site outbox",
+    ),
+    "R31": Rule(
+        "State travels in units. A unit is whole with its last chunk; its other keys had no state.",
+        (
+            "migration.units:unit_of",
+            "migration.source_instance:StateSender._next_chunk",
+            "migration.destination_instance:StateReceiver.has_beginning",
+        ),
+    ),
+    "R32": Rule(
+        "From the cut on the source's copies never change; units leave once the cut is logged.",
+        (
+            "migration.source_instance:StateSender.may_send",
+            "migration.source_instance:StateSender.stop_if_reached",
+        ),
+    ),
+    "R35": Rule(
+        "A flip-first source stops where it is; the destination gets the rows between cut and flip first.",
+        (
+            "migration.source_router:OutgoingMove.earliest_stop",
+            "migration.source_router:OutgoingMove.start_cut_shadow",
+            "migration.destination_instance:StateReceiver.shadow_ended",
+        ),
     ),
 }
 

@@ -12,6 +12,7 @@ import pytest
 
 from tiercel.cli import main as cli
 from tiercel.cli import sim as cli_sim
+from tiercel.core.migration.strategies import PRINCIPAL
 from tiercel.sim.check.checkers import Violation
 from tiercel.sim.explore.campaign import Summary
 from tiercel.sim.explore.crash_points_table import STEPS
@@ -110,9 +111,9 @@ def test_the_replay_command_repeats_what_differs_from_the_defaults() -> None:
     assert cli_sim.replay_command(7, options) == (
         f"tiercel sim --seed 7 --strategy pause --faults crash,step --mutant {PLANTED} --trace"
     )
-    drawn = Options(faults=FAULTS, features=DRAWN_FEATURES)
+    drawn = Options(strategies=PRINCIPAL, faults=FAULTS, features=DRAWN_FEATURES)
     assert cli_sim.replay_command(7, drawn) == "tiercel sim --seed 7 --trace"
-    other = Options(faults=FAULTS, features=("wrong-clocks",))
+    other = Options(strategies=PRINCIPAL, faults=FAULTS, features=("wrong-clocks",))
     command = "tiercel sim --seed 7 --without all --with wrong-clocks --trace"
     assert cli_sim.replay_command(7, other) == command
 
@@ -164,7 +165,10 @@ def test_every_command_has_help_with_an_example(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--strategy", "teleport"], ["'teleport'", "live, pause, restart", "tiercel sim --list strategies"]),
+        (
+            ["--strategy", "teleport"],
+            ["'teleport'", "live, pause, restart, push", "tiercel sim --list strategies"],
+        ),
         (["--strategy", "live,,pause"], ["''", "live, pause, restart"]),
         (["--faults", "crash,flood"], ["'flood'", "crash, step", "tiercel sim --list faults"]),
         (["--mutant", "nobody"], ["'nobody'", "timers-not-moved", "tiercel sim --list mutants"]),

@@ -33,7 +33,7 @@ def but(**changes: Any) -> Plan:
 BAD: list[tuple[PlanFault, Plan, str, str]] = [
     (PlanFault.UNKNOWN_OPERATOR, but(operator="nobody"), "unknown operator 'nobody'", "op"),
     (PlanFault.UNKNOWN_SITE, but(destination="op@mars#0"), "unknown site 'mars'", "a, b"),
-    (PlanFault.UNKNOWN_STRATEGY, but(strategy="teleport"), "'teleport'", "live, pause, restart"),
+    (PlanFault.UNKNOWN_STRATEGY, but(strategy="teleport"), "'teleport'", "bins, fetch, live, meces, pause"),
     (PlanFault.WRONG_OPERATOR, but(destination="x@b#0"), "'x@b#0' is not an instance of 'op'", "op@site#0"),
     (PlanFault.TO_ITSELF, but(destination=A), f"move from '{A}' to itself", "two different instances"),
     (PlanFault.KEYS, but(keys=KeySet()), "the key set is empty", "at least one slot or one key"),

@@ -25,6 +25,7 @@ from tiercel.core.logs.dispatch import DispatchPhase
 from tiercel.core.machine.events import Connected, Disconnected
 from tiercel.core.machine.names import ShadowReaderName
 from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.core.migration.units import unit_of, units_of
 from tiercel.core.model.keys import KeySet
 from tiercel.core.model.log import Compare, Flip, Output
 from tiercel.core.model.routing import Route, RouteUpdate, RoutingTable
@@ -40,6 +41,7 @@ SEEDS_MAX = 60  # a seed that shifted a little is found again; one that did not 
 REGENERATE = "tiercel sim --mutants --seeds 400 --jobs 1 --json > tests/rules/killers.json"
 A, B = "op@a#0", "op@b#0"
 UNUSED, OTHER = "op@a#1", "op@a#2"
+RULES = {f"R{n}" for n in (*range(1, 33), 35)}  # 33 and 34 are not built
 SLOT_0 = KeySet(slots=frozenset({0}))
 
 
@@ -66,7 +68,7 @@ def identity(output: Output) -> tuple[int, int, int]:
 
 def test_every_rule_has_a_test() -> None:
     tested = {name.split("_")[1] for name in globals() if name.startswith("test_R")}
-    assert tested == {f"R{n}" for n in range(1, 31)}
+    assert tested == RULES
 
 
 def test_every_planted_bug_has_a_recorded_seed_and_no_other() -> None:
@@ -74,7 +76,7 @@ def test_every_planted_bug_has_a_recorded_seed_and_no_other() -> None:
 
 
 def test_a_planted_bug_is_of_a_rule_or_of_a_promise() -> None:
-    rules = {f"R{n}" for n in range(1, 31)} | {f"P{n}" for n in range(1, 8)}
+    rules = RULES | {f"P{n}" for n in range(1, 8)}
     assert {x.rule for x in [*MUTANTS.values(), *DIRECTED.values()]} <= rules
 
 
@@ -743,8 +745,8 @@ def test_R30_state_and_control_flow_while_a_reader_has_no_credit() -> None:
     driver.advance_ms(100)
     assert len(driver.messages("a", A, m.Dispatch)) == dispatched, "no credit, so no rows"
     assert [c.move for c in driver.messages("a", A, m.Capture)][:1] == ["m1"]
-    assert [i.key for c in driver.messages(A, B, m.Chunk) for i in c.images] == sorted(keys)
-    assert driver.messages(A, B, m.EndOfKeys) == [m.EndOfKeys("m1", 1)]
+    assert sorted(i.key for c in driver.messages(A, B, m.Chunk) for i in c.images) == sorted(keys)
+    assert {u for c in driver.messages(A, B, m.Chunk) for u in c.units} == units_of(SLOT_0, SLOTS)
     assert [s for s in driver.messages(B, "b", m.FromInstance) if isinstance(s.message, m.StateComplete)]
     driver.release_withheld()
     driver.advance_ms(8_000)
@@ -763,3 +765,56 @@ def test_R30_one_dead_site_does_not_stop_the_rows_for_the_others() -> None:
     assert [o.key for o in driver.outputs()] == [alive] * 3
     assert len([k for k in driver.disks["a"] if k[:3] == ("outbox", "b", "op")]) == 3
     assert driver.messages("a", "p", m.ProducerAck)[-1].seq == 3
+
+
+# -- units and the cut -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutant", ["", "unit-without-its-beginning"])
+def test_R31_a_unit_is_whole_only_with_all_of_its_chunks(mutant: str) -> None:
+    """The destination dies between the two chunks of a unit; its next incarnation gets the second one."""
+    found = [key_in(0, n) for n in range(20)]
+    one, two = [key for key in found if unit_of(key, SLOTS) == unit_of(found[0], SLOTS)][:2]
+    with planted(mutant):
+        driver = SmallDeployment(settings=Settings(chunk_keys_max=1, chunks_unacked_max=1)).start()
+        driver.produce("a", (one, 0, 0), (two, 0, 0))
+        driver.withholds = lambda sender, to, message: (
+            isinstance(message, m.Chunk) and message.sent_before > 0
+        )
+        driver.move(SLOT_0, A, B, "pause")
+        driver.advance_ms(50)
+        assert len(driver.withheld) == 1
+        driver.withheld, driver.withholds = [], lambda sender, to, message: False
+        driver.restart(B)
+        driver.advance_ms(5_000)
+        driver.produce("a", (one, 0, 1), (two, 0, 1))
+        driver.advance_ms(100)
+    assert driver.statuses["m1"].phase == "done"
+    last = {o.key: o.row[2][2] for o in driver.outputs()}
+    assert (last == {one: 2, two: 2}) is not bool(mutant), "no key has lost its state"
+
+
+@pytest.mark.parametrize("mutant", ["", "units-before-the-cut"])
+def test_R32_units_leave_only_once_their_cut_is_logged(mutant: str) -> None:
+    """The source stops, is not heard and dies. Its next incarnation stops at an earlier row."""
+    with planted(mutant):
+        driver = SmallDeployment().start()
+        driver.produce("a", (key_in(0), 0, 0))
+        driver.withholds = lambda sender, to, message: (sender, to) == (A, "a")
+        for n in range(2):
+            driver.produce("a", (key_in(0), 0, n + 1))
+        driver.send(A, m.Confirmed(1, 1, 3), "a")  # the log is durable; the outputs are not admitted
+        driver.move(SLOT_0, A, B, "pause")
+        driver.advance_ms(50)
+        assert driver.phase_of("m1", "source instance") == "drained"
+        assert bool(driver.messages(A, B, m.Chunk)) is bool(mutant)
+        driver.withholds, driver.withheld = lambda sender, to, message: False, []
+        driver.restart(A)
+        driver.advance_ms(5_000)
+    assert driver.statuses["m1"].phase == "done"
+    assert len(driver.outputs()) == (1 if mutant else 3), "the rows behind the earlier cut are not lost"
+
+
+@mutants_of("R35")
+def test_R35_every_row_is_processed_once_on_one_side_of_the_cut(mutant: str) -> None:
+    assert_noticed(mutant)

@@ -47,7 +47,7 @@ def versions(*images: StateImage, generation: int) -> dict[StorageKey, object]:
 
 
 def arrival(move: str, *, adopted: bool) -> CheckpointHeader:
-    adopt = Adopt(move, KeySet(), A, "live", NOWHERE, 0, 0, 0) if adopted else None
+    adopt = Adopt(move, KeySet(), A, "live", NOWHERE, 0, 0, 0, NOWHERE, 0) if adopted else None
     position = (OWN if adopted else SHADOW, 5)
     arriving = StoredIncomingMove(
         move, KeySet(), A, "live", NOWHERE, position, adopt, 5, 0, 0, {}, {}, [], []

@@ -33,7 +33,6 @@ PHASES = {
     ("origin", "Prepared"): "logs Begin; from now on both instances get the keys' rows",
     ("source", "Capture"): "sends state key by key, and keeps processing",
     ("destination", "Chunk"): "state arrives; it processes too, its outputs are withheld",
-    ("destination", "EndOfKeys"): "all state has arrived",
     ("origin", "Ready"): "both instances have equal state: decides the flip",
     ("source", "FlipToSource"): "the source stops emitting at the flip",
     ("origin", "SourceStopped"): "the offset of its last output is known",

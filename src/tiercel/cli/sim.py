@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tiercel.core.errors import InvalidRequest
-from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.core.migration.strategies import PRINCIPAL, STRATEGIES
 from tiercel.errors import UserError
 from tiercel.sim.check import checkers
 from tiercel.sim.explore.campaign import (
@@ -66,7 +66,7 @@ def sim(
         bool, typer.Option("--trace", help="With --seed: print every event and effect.")
     ] = False,
     strategy: Annotated[str, typer.Option(help="Strategies of the moves, comma-separated.")] = ",".join(
-        STRATEGIES
+        PRINCIPAL
     ),
     faults: Annotated[str, typer.Option(help="Faults, comma-separated; or all, none.")] = "all",
     with_: Annotated[
@@ -277,7 +277,7 @@ def counting(text: str, total: int) -> Iterator[Callable[[Result], None]]:
 def replay_command(seed: int, options: Options) -> str:
     """The command that repeats this run."""
     parts = [f"tiercel sim --seed {seed}"]
-    if options.strategies != tuple(STRATEGIES):
+    if options.strategies != (Options().strategies if options.mutant else PRINCIPAL):
         parts.append(f"--strategy {','.join(options.strategies)}")
     if options.faults != FAULTS:
         parts.append(f"--faults {','.join(options.faults) or 'none'}")

@@ -302,7 +302,8 @@ class Controller:
             if tracked.state != MoveState.QUEUED.value:
                 continue
             beside = sum(1 for other in busy if other.wanted.source == tracked.wanted.source)
-            if beside >= self.settings.moves_at_once_max:
+            most = max(self.settings.moves_at_once_max, STRATEGIES[tracked.wanted.strategy].parallel)
+            if beside >= most:
                 continue
             if any(self._overlap(tracked.wanted, other.wanted) for other in busy):
                 continue

@@ -43,7 +43,7 @@ def test_retired_instance_discards_stale_checkpoint_when_rehired(
     driver.stop(A)
     driver.start(A)  # rehired: it starts as a new instance
     driver.produce("a", (key_in(0), 0, 1))  # the key starts again at B
-    driver.withholds = lambda sender, to, message: isinstance(message, m.Chunk | m.EndOfKeys)
+    driver.withholds = lambda sender, to, message: isinstance(message, m.Chunk)
     driver.send("b", m.MoveRequest("m2", "op", ALL_OF_A, B, A, strategy, 30_000.0))
     driver.restart(A)  # it dies before it has stored anything
     assert not driver.has_state(A, key_in(0)), "a copy of a key that is not its own"

@@ -21,7 +21,7 @@ def entry(offset: int, rows: int = 1) -> Entry:
 
 
 def adopt(offset: int, move: str = "m1") -> Entry:
-    record = Adopt(move, KeySet(), ME, "live", RouteUpdate({}, {}), 0, -1, -1)
+    record = Adopt(move, KeySet(), ME, "live", RouteUpdate({}, {}), 0, -1, -1, RouteUpdate({}, {}), 1)
     return Entry(offset, 0, {}, record)
 
 

@@ -22,7 +22,10 @@ ALL_OF_A = KeySet(slots=frozenset((0, 1)))
     ("change", "reason"),
     [
         ({"operator": "nobody"}, "unknown operator 'nobody'; expected one of: op"),
-        ({"strategy": "teleport"}, "unknown strategy 'teleport'; expected one of: live, pause, restart"),
+        (
+            {"strategy": "teleport"},
+            "unknown strategy 'teleport'; expected one of: bins, fetch, live, meces, pause, push",
+        ),
         ({"keys": KeySet()}, "the key set is empty"),
         ({"keys": KeySet(slots=frozenset({9}))}, "slot 9 is out of range for op; expected 0 to 3"),
         ({"keys": KeySet(slots=frozenset({0}))}, "slot 0 is not owned by 'op@a#0'; its owner is 'op@b#0'"),
@@ -51,7 +54,7 @@ def test_a_repeated_request_of_a_refused_move_moves_nothing() -> None:
     """The requester repeats a request whose answer is slow, and then gets the refusal."""
     driver = SmallDeployment().start()
     driver.produce("a", (key_in(0), 0, 0))
-    driver.withholds = lambda sender, to, message: isinstance(message, m.Chunk | m.EndOfKeys)
+    driver.withholds = lambda sender, to, message: isinstance(message, m.Chunk)
     driver.move(ALL_OF_A, A, B, name="m1")
     driver.move(ALL_OF_A, A, B, name="m2")
     assert driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "refused"

@@ -118,7 +118,8 @@ def test_message_that_the_table_lists_leads_to_a_listed_phase(
     play = reach(phase)
     before = play.seen()
     play.on(event)
-    if event != "ResumeNotice":  # of the restart strategy only
+    flip_first = event == "ShadowNotice" and phase is DestinationRouterPhase.ADOPTED
+    if event != "ResumeNotice" and not flip_first:  # of other strategies than `live`
         assert play.seen() != before
     (row,) = [row for row in DESTINATION_ROUTER.rows if (row.phase, row.event) == (phase, event)]
     assert play.incoming.phase in row.next

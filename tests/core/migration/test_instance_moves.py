@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from machines_in_memory import SmallDeployment, key_in, topology
+from machines_in_memory import SLOTS, SmallDeployment, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.errors import CoreBug
 from tiercel.core.machine.events import Connected, Disconnected
@@ -21,6 +21,7 @@ from tiercel.core.migration.phases import (
     Role,
     SourceInstancePhase,
 )
+from tiercel.core.migration.units import unit_of, units_of
 from tiercel.core.model.keys import KeySet, StateImage
 from tiercel.core.model.log import Adopt, Compare, Control, Done, Entry, Flip
 from tiercel.core.model.routing import Route, RouteUpdate
@@ -36,9 +37,9 @@ MESSAGES = (
     m.Capture,
     m.Shadow,
     m.Chunk,
-    m.EndOfKeys,
-    m.ChunkReceipt,
-    m.RestartTransfer,
+    m.UnitReceipt,
+    m.UnitRequest,
+    m.Backlog,
     m.FlipToSource,
     m.EmitFrom,
     m.EmittedThrough,
@@ -48,6 +49,9 @@ MESSAGES = (
 REPEATED = {  # handled, and the first one has done everything
     (SourceInstancePhase.WAITING, m.FlipToSource),
     (SourceInstancePhase.DRAINED, Flip),
+    (SourceInstancePhase.CAPTURING, m.UnitReceipt),  # a timer sends the next chunk
+    (SourceInstancePhase.CAPTURING, m.UnitRequest),
+    (SourceInstancePhase.DRAINED, m.Backlog),  # it orders the queue
 }
 RECORDS = {SOURCE_INSTANCE: (Compare, Flip), DESTINATION_INSTANCE: (Adopt, Done)}
 
@@ -78,7 +82,8 @@ class Play:
         return self.moving.phase if self.moving is not None else absent
 
     def role(self, strategy: str) -> m.OutgoingRole:
-        return m.OutgoingRole("m1", KEYS, B, strategy, 1, self.next + 1, None, BEFORE)
+        emitted = self.next + 1  # a flip-first source waits for this entry
+        return m.OutgoingRole("m1", KEYS, B, strategy, 1, self.next + 1, None, BEFORE, emitted)
 
     def receive(self, message: m.Message) -> None:
         self.driver.send(self.name, message, self.site)
@@ -102,16 +107,18 @@ class Play:
                     m.Shadow("m1", [m.ShadowNotice("m1", 50, 1000, [(KEY, 0, "x", "a", 50, 1)], None)])
                 )
             case m.Chunk:
-                self.receive(m.Chunk("m1", 0, [StateImage(KEY, 1, 0, None)]))
-            case m.EndOfKeys:
-                self.receive(m.EndOfKeys("m1", 1))
-            case m.ChunkReceipt:
-                self.receive(m.ChunkReceipt("m1", 1))
+                self.receive(m.Chunk("m1", 0, [StateImage(KEY, 1, 0, None)], sorted(units_of(KEYS, SLOTS))))
+            case m.UnitReceipt:
+                self.receive(m.UnitReceipt("m1", 1, []))
+            case m.UnitRequest:
+                self.receive(m.UnitRequest("m1", [unit_of(KEY, SLOTS)], again=True))
+            case m.Backlog:
+                self.receive(m.Backlog("m1", {unit_of(KEY, SLOTS): (1, 1)}))
             case m.FlipToSource:
                 self.receive(m.FlipToSource("m1", self.role(strategy)))
             case m.EmitFrom | m.EmittedThrough:
                 self.receive(kind("m1", 1))
-            case m.RestartTransfer | m.AbortNotice | m.Forget:
+            case m.AbortNotice | m.Forget:
                 self.receive(kind("m1"))
             case _ if kind is Compare or kind is Done:
                 self.log(kind("m1"))
@@ -119,7 +126,9 @@ class Play:
                 self.log(Flip("m1", KEYS, A, B, strategy, 1, BEFORE))
             case _:
                 assert kind is Adopt
-                self.log(Adopt("m1", KEYS, A, strategy, AFTER, 1000, -1, -1))
+                if self.phase is DestinationInstancePhase.RECEIVING:  # only before the state of such a move
+                    self.moving.strategy = "pause"
+                self.log(Adopt("m1", KEYS, A, strategy, AFTER, 1000, -1, -1, BEFORE, 60))
 
     def attach(self, *outgoing: m.OutgoingRole) -> None:
         """The connection breaks, and the router names these moves when the instance is back."""
@@ -169,11 +178,10 @@ def destination_in(phase: DestinationInstancePhase) -> Play:
     if phase is DestinationInstancePhase.ADOPTED_RECEIVING:
         play.on(m.AbortNotice)
         play.receive(m.Prepare("m1", "op", KEYS, A, B, "pause", BEFORE))
-        play.log(Adopt("m1", KEYS, A, "pause", AFTER, 1000, -1, -1))
+        play.log(Adopt("m1", KEYS, A, "pause", AFTER, 1000, -1, -1, BEFORE, 60))
         play.next += 1
     elif phase is not DestinationInstancePhase.RECEIVING:
         play.on(m.Chunk)
-        play.on(m.EndOfKeys)
         if phase is not DestinationInstancePhase.IN_STEP:
             play.receive(m.Shadow("m1", [m.ShadowNotice("m1", 10, 1000, [], Compare("m1"))]))
         if phase in (DestinationInstancePhase.VOTED, DestinationInstancePhase.ADOPTED):

@@ -45,7 +45,7 @@ MATRICES = {
         Prepared                | 2 3 6 | late | late | late | late   | late | late | late | late | .
         outputs admitted        | .     | 6    | .    | .    | 6 10   | .    | .    | .    | .    | .
         CaptureFrom             | .     | .    | 4    | late | late   | late | late | late | late | .
-        Captured                | .     | .    | late | 5    | late   | late | late | late | late | .
+        Captured                | .     | .    | late | 5    | late   | 6    | 7    | 8    | 9    | .
         Digests                 | .     | .    | .    | .    | 5 6 10 | 6    | 7    | 8    | 9    | .
         Ready                   | .     | .    | .    | .    | 5 6 10 | late | late | late | late | .
         shadow complete         | .     | .    | .    | .    | 6 10   | .    | .    | .    | .    | .
@@ -57,6 +57,7 @@ MATRICES = {
         SourceStopped           | .     | .    | .    | .    | .      | 7    | late | late | late | .
         source silent           | .     | .    | .    | .    | .      | 7    | .    | .    | .    | .
         outputs arrived         | .     | .    | .    | .    | .      | .    | 8    | .    | .    | .
+        cut shadowed            | .     | .    | .    | .    | .      | .    | 8    | .    | .    | .
         DestinationCheckpointed | .     | .    | .    | .    | .      | late | late | 8 9  | 9    | .
         StateComplete           | late  | late | late | late | late   | 6    | 7    | 8    | 9    | .
         Forgotten               | .     | .    | .    | .    | .      | .    | .    | .    | 9    | .
@@ -73,7 +74,7 @@ MATRICES = {
         Prepare                 | 1   | 2 | 3    | late | late | .
         Prepared                | 2 3 | 2 | 3    | late | late | .
         Ready                   | .   | 3 | late | late | late | .
-        ShadowNotice            | 6   | 2 | 3    | late | late | .
+        ShadowNotice            | 6   | 2 | 3    | 4    | late | .
         EmittedNotice           | 6   | 2 | 3    | late | late | .
         FlipToDestination       | 4   | . | 4    | late | late | .
         AbortedNotice           | 6   | 6 | 6    | .    | .    | .
@@ -102,11 +103,12 @@ MATRICES = {
         attached        | 4 5 6 | .    | 3 4 6 | 4 6  | 5 6  | 6 1
         Forget          | 1     | .    | .     | late | late | 6 1
         keys captured   | .     | 2 3  | .     | .    | .    | .
-        ChunkReceipt    | late  | 2 3  | 3     | 4    | late | 6
+        UnitReceipt     | late  | 2    | 3     | 4    | late | 6
         Compare         | .     | late | 3     | late | .    | late
         AbortNotice     | late  | 1    | 1     | .    | .    | .
-        RestartTransfer | late  | late | 3     | 4    | late | 6
-        flip reached    | .     | .    | .     | .    | 6    | .
+        UnitRequest     | late  | 2    | 3     | 4    | late | 6
+        Backlog         | late  | .    | .     | .    | late | 6
+        cut reached     | .     | .    | .     | .    | 6    | .
     """,
     "destination instance": """
         1 absent
@@ -120,13 +122,12 @@ MATRICES = {
                           | 1    | 2   | 3    | 4    | 5    | 6    | 7
         Prepare           | 1 2  | 2   | 3    | 4    | 5    | 6    | 7
         Adopt             | 6    | 6   | 3 7  | .    | 5 7  | late | late
-        attached          | 6    | 2 1 | 3 1  | 4 1  | 5 1  | 6 1  | 7 1
+        attached          | 2 6  | 2 1 | 3 1  | 4 1  | 5 1  | 6 1  | 7 1
         restored          | 3 7  | .   | .    | .    | .    | .    | .
-        Shadow            | late | 2   | 3 4  | 4    | 5    | late | late
+        Shadow            | late | 2   | 3 4  | 4    | 5    | 6 7  | late
         Chunk             | late | 2 3 | 3    | 4    | 5    | 6 7  | 7
-        EndOfKeys         | late | 2 3 | late | late | late | 6 7  | late
         checkpoint stored | .    | .   | .    | 4 5  | 5    | .    | 7
-        EmitFrom          | late | 2   | 3 7  | .    | 5 7  | 6    | 7
+        EmitFrom          | late | 2   | 3 7  | .    | 5 7  | 6 7  | 7
         EmittedThrough    | late | 2   | 3    | 4    | 5    | 6    | 7
         AbortNotice       | late | 1   | 1    | 1    | 1    | .    | .
         Done              | .    | .   | .    | .    | .    | .    | 1

@@ -76,7 +76,7 @@ class Play:
         """Everything that a message could have changed."""
         move = self.outgoing
         return copy.deepcopy(
-            (move.phase, move.record, move.vote, move.source_digests, self.driver.disks["a"])
+            (move.phase, move.record, move.vote, move.source_digests, move.moved, self.driver.disks["a"])
         )
 
 
@@ -129,6 +129,8 @@ def test_message_that_the_table_lists_leads_to_a_listed_phase(phase: SourceRoute
     play = reach(phase)
     if event == "Digests" and phase in DECIDED:
         play.outgoing.source_digests = None  # the flip did not wait for them
+    if event == "Captured" and phase in DECIDED:
+        play.outgoing.moved = (9, 9)  # what the source reported before
     before = play.seen()
     play.on(event)
     assert play.seen() != before

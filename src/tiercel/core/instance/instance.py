@@ -171,7 +171,7 @@ class Instance:
             if self._reply is None or event.number != self._asked:
                 return ()
             return missing_at_load(self, event, self._reply.outgoing_moves)
-        return missing_state(self, event) if self.space.evicted else ()
+        return missing_state(self, event) if self.space.evicted or self.senders else ()
 
     def _on_connected(self, step: Step, peer: str) -> None:
         if peer == self.router:
@@ -213,6 +213,8 @@ class Instance:
                 elif type(message) is m.EmitFrom:
                     self.queue.hurry(message.move)
                 self.moves.on_message(step, message)
+                if type(message) is m.Chunk and self.queue and not self.moves.blocked:
+                    self._continue(step)  # rows may have waited for this unit
             case m.AbortNotice() if self.phase is InstancePhase.LOADING and self._reply is not None:
                 # the router does not repeat it, and our roles are older
                 others = [role for role in self._reply.incoming_moves if role.move != message.move]
@@ -222,7 +224,7 @@ class Instance:
 
     def _process_slice(self, step: Step) -> None:
         """Process some of the rows that wait; everything that arrives meanwhile comes before the others."""
-        if not self.queue:
+        if not self.queue or (self.moves is not None and self.moves.blocked):
             return
         entries, shadow, move = self.queue.take()
         if shadow:
@@ -237,6 +239,9 @@ class Instance:
             self.space.memory_limit.paused = False
             if self.space.memory_limit.active:
                 self.checkpointer.enforce_memory_limit(step)
+        self._continue(step)
+
+    def _continue(self, step: Step) -> None:
         if self.queue.must_continue():
             step.effects.append(Continue())
 
@@ -347,7 +352,7 @@ class Instance:
         if self.moves is not None:
             self.moves.take_roles(step, reply)
         self.phase = InstancePhase.RUNNING
-        positions = {move: a.position for move, a in self.receivers.items()}
+        positions = {move: a.received_position for move, a in self.receivers.items()}
         step.send(
             self.router,
             m.Resume(self.name, self.incarnation, self.session, self.applied, positions, self.watermark_ms),

@@ -11,7 +11,7 @@ The answer may name more than the event needs, never less: a key that is neither
 
     Dispatch, Continued           a row of the key; a timer of it that is due; its digest at a Compare; its
                                   image at the flip of a move that flips first
-    capture timer, ChunkReceipt   the sender captures the next keys of a live move
+    capture timer                 the sender captures the next keys
     FlipToSource, AttachReply,    keys have left this instance: it captures their images, or compares the
     CheckpointLoaded              epochs of keys that have returned, to find which copy is here
 """
@@ -31,8 +31,6 @@ from tiercel.core.machine.events import CheckpointLoaded, Continued, Event, Rece
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.stored import CheckpointHeader
 from tiercel.core.migration.phases import SourceInstancePhase
-from tiercel.core.migration.source_instance import StateSender
-from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.keys import Key, KeySet, StoredKeyInfo
 from tiercel.core.model.log import Adopt, Compare, Done, Entry, Flip, TakenOver, Tick, Watermark
 from tiercel.core.model.routing import RouteUpdate, RoutingTable, slot_of
@@ -53,7 +51,13 @@ def missing_state(instance: PrefetchPort, event: Event) -> tuple[StorageKey, ...
     """The storage keys of the versions that an event may need, for an instance with evicted keys."""
     space = instance.space
     needed = dict.fromkeys(_needed(instance, event))
-    return tuple([space.stored_at(key) for key in needed if key in space.evicted])
+    places = [space.stored_at(key) for key in needed if key in space.evicted]
+    match event:
+        case TimerFired(name=Timer(kind=TimerKind.CAPTURE, of=move)) if move in instance.senders:
+            places += instance.senders[move].read_ahead()
+        case _:
+            pass
+    return tuple(places)
 
 
 def _needed(instance: PrefetchPort, event: Event) -> Iterable[Key]:
@@ -68,12 +72,6 @@ def _needed(instance: PrefetchPort, event: Event) -> Iterable[Key]:
             return _of_roles(instance, [role])
         case Received(message=m.AttachReply(outgoing_moves=roles)):
             return _of_roles(instance, roles)
-        case Received(message=m.ChunkReceipt(move=move, upto=upto)) if move in instance.senders:
-            sender = instance.senders[move]
-            return _next_captured(sender, upto) if sender.blocked else ()
-        case TimerFired(name=Timer(kind=TimerKind.CAPTURE, of=move)):
-            sent_by = instance.senders.get(move)
-            return () if sent_by is None else _next_captured(sent_by, sent_by.received)
         case _:
             return ()
 
@@ -95,9 +93,11 @@ def _of_entries(instance: PrefetchPort, entries: list[Entry]) -> Iterator[Key]:
     if controls:
         yield from _of_controls(instance, controls)
     reached = max(applied, entries[-1].offset)
+    updates = [e.control.update for e in controls if isinstance(e.control, Adopt | TakenOver)]
     for sender in instance.senders.values():
-        if sender.phase is SourceInstancePhase.WAITING and 0 <= sender.flip_offset <= reached:
-            yield from _evicted_of(instance, sender.keys)
+        if sender.phase is SourceInstancePhase.WAITING and sender.stop_after <= reached:
+            candidates, slots = _evicted_of(instance, sender.keys), instance.operator.slots
+            yield from _came_back(candidates, sender.epochs, slots, _newest_epoch(instance, updates))
 
 
 def _of_controls(instance: PrefetchPort, controls: list[Entry]) -> Iterator[Key]:
@@ -115,8 +115,6 @@ def _of_controls(instance: PrefetchPort, controls: list[Entry]) -> Iterator[Key]
             case Adopt(update=update) | TakenOver(update=update):
                 updates.append(update)
             case Flip(source=instance.name) as flip:
-                if STRATEGIES[flip.strategy].flips_first:
-                    yield from _evicted_of(instance, flip.keys)
                 leaving.append((flip.keys, flip.epochs))
             case Done():
                 leaving += [(sender.keys, sender.epochs) for sender in instance.senders.values()]
@@ -142,21 +140,6 @@ def _newest_epoch(instance: PrefetchPort, updates: list[RouteUpdate]) -> EpochOf
 # -- keys that leave -------------------------------------------------------------------------------
 
 
-def _next_captured(sender: StateSender, received: int) -> list[Key]:
-    """About as many keys as the next chunk takes, estimated from the captured ones."""
-    settings = sender.instance.settings
-    if sender.phase is not SourceInstancePhase.CAPTURING:
-        return []
-    if sender.sent - max(sender.received, received) >= settings.chunks_unacked_max:
-        return []
-    captured = len(sender.captured_at)
-    count = FIRST_CHUNK_KEYS
-    if captured:
-        mean_bytes = max(1, sender.size_bytes // captured)
-        count = settings.chunk_bytes_max // mean_bytes + 1
-    return sender.queue[-min(count, settings.chunk_keys_max) :][::-1]
-
-
 def _of_roles(instance: PrefetchPort, roles: Iterable[m.OutgoingRole]) -> Iterator[Key]:
     for role in roles:
         candidates = _evicted_of(instance, role.keys)
@@ -168,9 +151,7 @@ def _of_roles(instance: PrefetchPort, roles: Iterable[m.OutgoingRole]) -> Iterat
 def _of_role(
     role: m.OutgoingRole, candidates: Iterable[Key], slots: int, epoch_of: EpochOf, applied: int
 ) -> Iterable[Key]:
-    """The keys of a decided move: all for a flip-first move, only returned keys for any other."""
-    if STRATEGIES[role.strategy].flips_first:
-        return candidates if applied >= role.flip_offset else ()
+    """The keys of a decided move that have returned."""
     return _came_back(candidates, role.epochs, slots, epoch_of)
 
 

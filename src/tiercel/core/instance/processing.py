@@ -61,6 +61,8 @@ class Processing:
         """Process one log entry: own keys, leaving keys, arriving keys; or a control record."""
         instance = self.instance
         moves, offset, control = instance.moves, entry.offset, entry.control
+        if moves and moves.senders and offset > instance.applied:
+            moves.before_entry(step, offset)
         instance.time_ms = entry.time_ms
         own = entry.parts.get(instance.name)
         if own is not None and offset > instance.applied:

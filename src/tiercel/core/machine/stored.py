@@ -33,6 +33,8 @@ class OutgoingMoveRecord(msgspec.Struct):
     begin_offset: int = 0
     flip_offset: int = 0
     last_offset: int = -1
+    last_watermark_ms: int = -1  # of the log at `last_offset`
+    retained_from: int = 0  # the log above this offset is retained until the destination has its rows
     installed: bool = False  # flip first: the destination has the state of every key
     reason: str = ""
     successors: tuple[str, ...] = ()  # of a dead source, that have the keys in their checkpoints

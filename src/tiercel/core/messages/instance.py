@@ -45,6 +45,7 @@ class OutgoingRole(msgspec.Struct, frozen=True):
     flip_offset: int
     last_offset: int | None  # the source must not emit above this; None: it chooses where it stops
     epochs: RouteUpdate  # of the keys before the flip: copies with newer epochs have returned, and stay
+    emitted: int = -1  # the router has the source's outputs up to here: it must not stop before
 
 
 class AttachReply(Message, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -132,35 +133,41 @@ class Captured(Message, frozen=True):
 
 
 class Chunk(Message, frozen=True):
-    """Some keys of the move, each as of its own offset. The source numbers chunks from 0."""
+    """Some keys of the move, each as of its own offset. The source numbers the chunks that it sends."""
 
     move: str
     n: int
     images: list[StateImage]
+    units: Sequence[int] = ()  # whole with this chunk: a key of theirs that no chunk has had no state
+    sent_before: int = 0  # keys of the first image's unit that earlier chunks have
 
     @property
     def size_bytes(self) -> int:
         return 64 + sum(i.size_bytes for i in self.images)
 
 
-class EndOfKeys(Message, frozen=True):
-    """The source has sent `chunks` chunks. A key in none of them had no state and was not deleted."""
+class UnitReceipt(Message, frozen=True):
+    """The destination has these units. A durable unit is in a checkpoint of the destination."""
 
     move: str
-    chunks: int
+    n: int  # of the chunk that brought them: the source may send another one
+    taken: Sequence[int]
+    durable: Sequence[int] = ()
 
 
-class ChunkReceipt(Message, frozen=True):
-    """The destination has all chunks below `upto`."""
-
-    move: str
-    upto: int
-
-
-class RestartTransfer(Message, frozen=True):
-    """The destination asks the source for all keys, again or for the first time."""
+class UnitRequest(Message, frozen=True):
+    """The destination asks for units that it does not have. The source sends them first."""
 
     move: str
+    units: list[int]
+    again: bool = False  # nothing has come for a while: chunks without a receipt are lost
+
+
+class Backlog(Message, frozen=True):
+    """The source router reports which rows wait for the units of a move. A hint for the order."""
+
+    move: str
+    waiting: dict[int, tuple[int, int]]  # unit -> offset of its first waiting row, number of rows
 
 
 class Digests(Message, frozen=True):
@@ -198,6 +205,7 @@ class SourceStopped(Message, frozen=True):
     offset: int
     keys: int = 0  # captured so far
     size_bytes: int = 0
+    watermark_ms: int = -1  # of the log at `offset`
 
 
 class EmitFrom(Message, frozen=True):

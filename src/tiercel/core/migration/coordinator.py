@@ -321,6 +321,10 @@ class MoveCoordinator:
         if self.ended.pop(move, None) is not None:
             step.delete(("ended", move))
 
+    def merged_at(self, instance: str) -> int:
+        into = [move.record.merged for move in self.incoming_moves.values() if instance in move.holders]
+        return max(into, default=-1)
+
     def end_outgoing(self, step: Step, move: str) -> None:
         """Delete a move whose roles have all ended. The router remembers only the outcome."""
         outgoing = self.outgoing_moves.pop(move, None)
@@ -507,12 +511,16 @@ class MoveCoordinator:
             outgoing.flipped_at = step.now_ms
             if outgoing.phase is SourceRouterPhase.CUT:
                 outgoing.unsettled = self.router.unsettled_outputs(outgoing.inbox.name)
+            outgoing.retain_log()
+            if outgoing.phase is SourceRouterPhase.CUT and not outgoing.cut_shadowed:
+                outgoing.start_cut_shadow(step)
             if outgoing.phase not in DECIDED:
                 outgoing.abort(step, f"the router of {self.router.site} was restarted")
 
     def validate(self) -> None:
         for incoming in self.incoming_moves.values():
-            limit = incoming.inbox.settings.shadow_entries_max + 1
+            settings = incoming.inbox.settings  # behind a cut it is as long as the backlog of the source
+            limit = settings.shadow_entries_max + settings.backlog_rows_max + 1
             check_limit(f"shadow entries of {incoming.move}", len(incoming.shadow), limit)
 
     def recover_incoming(self, record: IncomingMoveRecord) -> None:

@@ -10,6 +10,10 @@ Not responsible for: the order of rows (destination_router.py), the time of chec
 
 Its transitions are DESTINATION_INSTANCE in phases.py.
 
+A move that flips first gets the source's rows between its cut and the flip as a shadow, too. Rows of this
+site's log wait until that shadow has ended. The rows of a key wait until its unit is here, and no longer:
+other units may still be missing.
+
 The emit filter: the receiver withholds outputs until EmitFrom(r) arrives: the source has emitted everything
 up to r, and it is durable. The receiver then drops its outputs up to r and emits the others in order.
 """
@@ -27,11 +31,11 @@ from tiercel.core.migration.instance_port import CallResult, InstancePort
 from tiercel.core.migration.phases import (
     DESTINATION_INSTANCE,
     INCOMPLETE,
-    OWNING,
     DestinationInstancePhase,
     MovePhase,
 )
 from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.core.migration.units import Unit, unit_of, units_of
 from tiercel.core.model.keys import Key, KeySet, StateImage
 from tiercel.core.model.log import (
     OWN,
@@ -83,24 +87,29 @@ class StateReceiver:
         self.epochs = epochs  # of the keys before the flip
         self._phase = MovePhase(DESTINATION_INSTANCE, move, DestinationInstancePhase.ABSENT)
         self.accepts, self.become = self._phase.accepts, self._phase.become
-        self.position: Position = (SHADOW, -1)
+        self.shadow_position = -1  # the last entry of the shadow that has come
+        self.own_position = -1  # the last entry of our own log that has come
         self.adopt: Adopt | None = None  # once this instance owns the keys
         self.adopted_at = -1  # offset of Adopt in our log; Adopt may wait behind stalled rows
+        self.flip_offset = -1  # flip first: the shadow ends there
         self.emit_from: int | None = None
         self.space = StateTable(instance.operator.slots, self.epoch_of, *instance.user_code.about_keys)
         self.at: dict[Key, Position] = {}  # the position of each key's image
         self.floor_wm: dict[Key, int] = {}
         self.marks = LogWatermarks(-1, -1)
-        self.held: dict[Key, list[Item]] = {}
+        self.missing: set[Unit] = units_of(keys, self.space.slots)
+        self.staged: dict[Unit, dict[Key, StateImage]] = {}  # of units that are not whole
+        self.held: dict[Unit, dict[Key, list[Item]]] = {}  # rows of missing units
         self.controls: list[Item] = []
+        self.behind_shadow: deque[Item] = deque()  # of our own log, until the shadow has ended
+        self.asked: set[Unit] = set()  # requested out of turn
+        self.to_ask: list[Unit] = []
         self.stalled: deque[Item] = (
             deque()
         )  # rows behind a Compare that arrived before the last key, or behind a full buffer
         self.withheld: list[tuple[int, Output]] = []  # (stage, output), until the receiver may emit
         self.withheld_dead_letters: list[tuple[int, Output]] = []
-        self.next_chunk = 0
-        self._chunk_seen = -1
-        self.chunks: int | None = None
+        self._missing_seen = -1
         self.touched: set[Key] = set()
         self.digests: DigestJob | None = None  # as of Compare
         self.vote_position: Position | None = None  # of Compare
@@ -112,7 +121,27 @@ class StateReceiver:
     @property
     def complete(self) -> bool:
         """Whether the state of every key is here."""
-        return self._phase.now not in INCOMPLETE
+        return not self.missing
+
+    @property
+    def shadow_ended(self) -> bool:
+        """Whether every row that the source has not processed before the flip is here."""
+        return self.flip_offset < 0 or self.shadow_position >= self.flip_offset
+
+    @property
+    def position(self) -> Position:
+        """The position up to which all keys are processed, once their state is here."""
+        return (OWN, self.own_position) if self.adopt is not None else (SHADOW, self.shadow_position)
+
+    @property
+    def received_position(self) -> Position:
+        """The position from which the router continues after a reconnect."""
+        return (OWN, self.own_position) if self.adopted_at >= 0 else (SHADOW, self.shadow_position)
+
+    @property
+    def blocks_instance(self) -> bool:
+        """Whether the instance must not process anything else: rows wait for a missing unit."""
+        return STRATEGIES[self.strategy].blocks and bool(self.held)
 
     # -- in a checkpoint ---------------------------------------------------------------------
 
@@ -139,7 +168,11 @@ class StateReceiver:
     def restored(cls, step: Step, instance: InstancePort, stored: StoredIncomingMove) -> StateReceiver:
         """A move from a checkpoint, with the state of every key. The router knows whether it voted."""
         receiver = cls(instance, stored.move, stored.keys, stored.source, stored.strategy, stored.epochs)
-        receiver.position = (stored.position[0], stored.position[1])
+        receiver.missing = set()
+        if stored.position[0] == OWN:
+            receiver.own_position, receiver.shadow_position = stored.position[1], 1 << 60
+        else:
+            receiver.shadow_position = stored.position[1]
         receiver.marks = LogWatermarks(stored.shadow_watermark_ms, stored.own_watermark_ms)
         receiver.floor_wm = dict(stored.floors)
         receiver.withheld = list(stored.withheld)
@@ -155,7 +188,11 @@ class StateReceiver:
 
         It comes from Adopt, not from our routing table, which may be older during a replay.
         """
-        routes = self.adopt.update if self.adopt is not None else self.epochs
+        return self.epoch_in(key, OWN if self.adopt is not None else SHADOW)
+
+    def epoch_in(self, key: Key, stage: int) -> int:
+        """The epoch of a key at an entry: rows of the shadow were logged under the old owner."""
+        routes = self.adopt.update if stage == OWN and self.adopt is not None else self.epochs
         route = routes.keys.get(key) or routes.slots.get(slot_of(key, self.space.slots))
         return route.epoch if route is not None else 0
 
@@ -166,57 +203,86 @@ class StateReceiver:
         self.become(step, DestinationInstancePhase.RECEIVING)
 
     def on_chunk(self, step: Step, chunk: m.Chunk) -> None:
-        if self.complete:
-            self.next_chunk = max(self.next_chunk, chunk.n + 1)  # a checkpoint already has this chunk
-        elif chunk.n == self.next_chunk:
-            self.next_chunk += 1
-            for image in chunk.images:
-                self._install(image)
-            self._finish_if_complete(step)
-        step.send(self.source, m.ChunkReceipt(self.move, self.next_chunk))
-
-    def on_end_of_keys(self, step: Step, message: m.EndOfKeys) -> None:
-        self.chunks = message.chunks
+        """Install the units that are whole with this chunk. A unit that is here already changes nothing."""
+        slots = self.space.slots
+        incomplete = -1
+        if chunk.sent_before and not self.has_beginning(chunk):
+            incomplete = unit_of(chunk.images[0].key, slots)
+        for image in chunk.images:
+            unit = unit_of(image.key, slots)
+            if unit in self.missing and unit != incomplete:
+                self.staged.setdefault(unit, {})[image.key] = image
+        taken = [unit for unit in chunk.units if unit != incomplete]
+        for unit in taken:
+            if unit in self.missing:
+                self._install_unit(unit)
+        step.send(self.source, m.UnitReceipt(self.move, chunk.n, taken))
         self._finish_if_complete(step)
+
+    def has_beginning(self, chunk: m.Chunk) -> bool:
+        """Rule R31: a unit is whole only with all of its chunks; an earlier incarnation may have got some."""
+        unit = unit_of(chunk.images[0].key, self.space.slots)
+        return len(self.staged.get(unit, ())) >= chunk.sent_before
 
     def look_later(self, step: Step) -> None:
         step.timer(Timer(TimerKind.FETCH, self.move), step.now_ms + self.instance.settings.retry_ms)
 
     def on_look(self, step: Step) -> None:
-        """Ask for a new transfer if no chunk came: the source may not know that this instance restarted."""
+        """Ask for the missing units if none came: the source may not know that this instance restarted."""
         if self.complete:
             return
-        if STRATEGIES[self.strategy].flips_first and self.next_chunk == self._chunk_seen:
-            step.send(self.source, m.RestartTransfer(self.move))
-        self._chunk_seen = self.next_chunk
+        if STRATEGIES[self.strategy].flips_first and len(self.missing) == self._missing_seen:
+            step.send(self.source, m.UnitRequest(self.move, sorted(self.missing), again=True))
+        self._missing_seen = len(self.missing)
         self.look_later(step)
 
-    def _install(self, image: StateImage) -> None:
+    def ask(self, step: Step) -> None:
+        """Request the units for which the first rows have come."""
+        if self.to_ask:
+            wanted, self.to_ask = [unit for unit in self.to_ask if unit in self.missing], []
+            if wanted:
+                step.send(self.source, m.UnitRequest(self.move, wanted))
+
+    def _install_unit(self, unit: Unit) -> None:
+        self.missing.discard(unit)
+        held = self.held.pop(unit, {})
+        for image in self.staged.pop(unit, {}).values():
+            self._install(image, held.pop(image.key, []))
+        for key, items in held.items():
+            self.at[key] = (SHADOW, -1)  # no state and not deleted: the key is newer than the capture
+            self._catch_up(key, items)
+
+    def _install(self, image: StateImage, held: list[Item]) -> None:
         key = image.key
         self.space.install(image, self.epoch_of(key))
         self.at[key] = (SHADOW, image.at)
         self.floor_wm[key] = image.watermark_ms
-        self._catch_up(key)
+        self._catch_up(key, held)
 
-    def _catch_up(self, key: Key) -> None:
+    def _catch_up(self, key: Key, held: list[Item]) -> None:
         """Process the held rows of this key, with the ticks and watermarks between them, in order."""
-        items = sorted([*self.held.pop(key, []), *self.controls], key=lambda item: item[0])
-        marks = LogWatermarks(-1, self.adopt.own_watermark_ms if self.adopt is not None else -1)
-        for position, time_ms, rows, control in items:
-            marks.pass_by(position, control)
-            if control is None:
-                self._call(key, rows, position, time_ms, marks)
-            else:
-                self._control_for(key, position, time_ms, control, marks)
+        state = self.space.keys.get(key)
+        if held or (state is not None and state.timers):
+            marks = LogWatermarks(-1, self.adopt.own_watermark_ms if self.adopt is not None else -1)
+            for position, time_ms, rows, control in sorted([*held, *self.controls], key=lambda i: i[0]):
+                marks.pass_by(position, control)
+                if control is None:
+                    self._call(key, rows, position, time_ms, marks)
+                else:
+                    self._control_for(key, position, time_ms, control, marks)
+        state = self.space.keys.get(key)
+        if state is not None:
+            state.epoch = self.epoch_of(key)
 
     def _finish_if_complete(self, step: Step) -> None:
-        if self.complete or self.chunks is None or self.next_chunk < self.chunks:
+        """Go on once the state of every key is here; a key set that flips first must also be owned."""
+        if self.missing or self.phase not in INCOMPLETE:
             return
-        for key in sorted(self.held):
-            self.at[key] = (SHADOW, -1)  # no state and not deleted: the key is newer than the capture
-            self._catch_up(key)
+        owned = self.phase is DestinationInstancePhase.ADOPTED_RECEIVING
+        early = STRATEGIES[self.strategy].freezes and not owned  # Adopt is still to come
+        if early or (owned and (self.adopt is None or self.stalled)):
+            return
         self.controls.clear()
-        owned = self.phase in OWNING
         self.become(step, DestinationInstancePhase.ADOPTED if owned else DestinationInstancePhase.IN_STEP)
         self.instance.tell(step, m.StateComplete(self.move))
         self._go_on(step)
@@ -227,11 +293,30 @@ class StateReceiver:
         self, step: Step, position: Position, time_ms: int, rows: list[Row], control: Control | None
     ) -> None:
         """Process the next item of the shadow or, after the adoption, of our own log."""
-        if position <= self.position:
+        stage, offset = position
+        if offset <= (self.shadow_position if stage == SHADOW else self.own_position):
             return
-        self.position = position
         item = (position, time_ms, rows, control)
-        if self.stalled or self._must_stall(control):
+        if stage == SHADOW:
+            self.shadow_position = offset
+            self._take(step, item)
+            self._end_shadow(step)
+        else:
+            self.own_position = offset
+            if self.shadow_ended:
+                self._take(step, item)
+            else:
+                self.behind_shadow.append(item)
+
+    def _end_shadow(self, step: Step) -> None:
+        """Rule R35: the rows of our own log follow the rows that the source has not processed."""
+        if self.behind_shadow and self.shadow_ended:
+            while self.behind_shadow:
+                self._take(step, self.behind_shadow.popleft())
+            self._finish_if_complete(step)
+
+    def _take(self, step: Step, item: Item) -> None:
+        if self.stalled or self._must_stall(item[3]):
             self.stalled.append(item)
         else:
             self._process(step, item)
@@ -244,6 +329,7 @@ class StateReceiver:
     def _go_on(self, step: Step) -> None:
         while self.stalled and not self._must_stall(self.stalled[0][3]):
             self._process(step, self.stalled.popleft())
+        self._finish_if_complete(step)
         if not self.stalled and self.phase is DestinationInstancePhase.COMPARING:
             self.instance.checkpoint_soon(step)  # the one taken at Compare does not cover the stalled rows
 
@@ -275,10 +361,18 @@ class StateReceiver:
         for row in rows:
             by_key.setdefault(row[0], []).append(row)
         for key, of_key in by_key.items():
-            if self.complete or key in self.at:
-                self._call(key, of_key, position, time_ms, self.marks)
+            unit = unit_of(key, self.space.slots) if self.missing else -1
+            if unit in self.missing:
+                self.hold(unit, key, (position, time_ms, of_key, None))
             else:
-                self.held.setdefault(key, []).append((position, time_ms, of_key, None))
+                self._call(key, of_key, position, time_ms, self.marks)
+
+    def hold(self, unit: Unit, key: Key, item: Item) -> None:
+        """Hold rows of a key until its unit is here, and perhaps ask for it."""
+        self.held.setdefault(unit, {}).setdefault(key, []).append(item)
+        if STRATEGIES[self.strategy].asks and unit not in self.asked:
+            self.asked.add(unit)
+            self.to_ask.append(unit)
 
     def hold_control(self, item: Item) -> None:
         """Hold a tick or watermark for the keys that wait for their state."""
@@ -337,6 +431,7 @@ class StateReceiver:
             return  # its image already has this item
         self.space.before_change([key])
         state = self.space.state(key)
+        state.epoch = self.epoch_in(key, position[0])
         time_ms, watermark_ms = self._times(key, position, time_ms, marks)
         result = self.instance.user_code.call_apart(state, key, rows, time_ms, watermark_ms, position[1])
         self._changed(key, state, position, result)
@@ -351,6 +446,7 @@ class StateReceiver:
         if min(state.timers) > due:
             return
         self.space.before_change([key])
+        state.epoch = self.epoch_in(key, position[0])
         time_ms, watermark_ms = self._times(key, position, time_ms, marks)
         if isinstance(control, Watermark):
             watermark_ms = max(watermark_ms, due)
@@ -424,21 +520,19 @@ class StateReceiver:
     def on_adopt(self, step: Step, adopt: Adopt, offset: int) -> None:
         """From this entry of our log on, this instance owns the keys."""
         self.adopted_at = offset
-        if STRATEGIES[self.strategy].shadows:
-            self.cursor(step, (OWN, offset), adopt.time_ms, [], adopt)
-        else:
-            self.position = max(self.position, (OWN, offset))
-            self._own(step, adopt)
+        if STRATEGIES[self.strategy].freezes:
+            self.flip_offset = adopt.flip_offset
+            self.become(step, DestinationInstancePhase.ADOPTED_RECEIVING)
+        self.cursor(step, (OWN, offset), adopt.time_ms, [], adopt)
+        self._finish_if_complete(step)
 
     def _own(self, step: Step, adopt: Adopt) -> None:
         self.adopt = adopt
-        self.become(
-            step,
-            DestinationInstancePhase.ADOPTED if self.complete else DestinationInstancePhase.ADOPTED_RECEIVING,
-        )
+        if not STRATEGIES[self.strategy].freezes:
+            self.become(step, DestinationInstancePhase.ADOPTED)
         self.marks.own_ms = max(self.marks.own_ms, adopt.own_watermark_ms)
         for key, state in self.space.keys.items():
-            state.epoch = self.instance.routes.route(key).epoch
+            state.epoch = self.epoch_of(key)
         self.fire_passed(step, adopt)
 
     def fire_passed(self, step: Step, adopt: Adopt) -> None:
@@ -459,7 +553,8 @@ class StateReceiver:
 
     def checkpoint_position(self) -> Position | None:
         """The position that a checkpoint may claim now; None while rows are held."""
-        return self.position if self.complete and not self.stalled else None
+        waiting = self.stalled or self.behind_shadow or self.phase in INCOMPLETE
+        return self.position if not waiting else None
 
     def check_merge(self) -> None:
         """Check that every key is complete and every output is emitted before the keys merge."""

@@ -220,7 +220,10 @@ class IncomingMove:
         self.tell(step, m.Refused(self.move, f"{self.router.site} was restarted and forgot it"))
 
     def on_shadow(self, step: Step, notice: m.ShadowNotice) -> None:
-        if notice.offset in self.shadow:
+        covered = self.phase is DestinationRouterPhase.ADOPTED and (
+            self.position[0] == OWN or not STRATEGIES[self.prepare.strategy].freezes
+        )
+        if covered or notice.offset in self.shadow:
             return
         self.store_shadow(step, notice)
         self.to_destination(step, m.Shadow(self.move, [notice]))
@@ -248,6 +251,8 @@ class IncomingMove:
             notice.time_ms,
             notice.watermark_ms,
             inbox.watermark_ms,
+            p.epochs,
+            notice.flip_offset,
         )
         entry = inbox.append(step, {}, adopt)
         self.record.adopt, self.record.adopted = adopt, entry.offset
@@ -305,8 +310,8 @@ class IncomingMove:
     def feed_shadow(self, step: Step, position: Position) -> None:
         """Send the destination, after it attached, the shadow entries that it does not have."""
         stage, offset = position
-        if stage == SHADOW:
-            missing = [n for o, n in sorted(self.shadow.items()) if o > offset]
+        if stage == SHADOW or STRATEGIES[self.prepare.strategy].freezes:
+            missing = [n for o, n in sorted(self.shadow.items()) if stage == OWN or o > offset]
             if missing:
                 step.send(self.destination, m.Shadow(self.move, missing))
 

@@ -20,8 +20,9 @@ from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import StoredIncomingMove
 from tiercel.core.migration.destination_instance import StateReceiver
 from tiercel.core.migration.instance_port import InstancePort
-from tiercel.core.migration.phases import SourceInstancePhase, accepts_unknown
+from tiercel.core.migration.phases import INCOMPLETE, SourceInstancePhase, accepts_unknown
 from tiercel.core.migration.source_instance import StateSender
+from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.keys import Key, KeySet
 from tiercel.core.model.log import OWN, SHADOW, Adopt, Compare, Done, Entry, Flip, Row, Tick, Watermark
 from tiercel.core.model.routing import overlap
@@ -77,10 +78,12 @@ class InstanceMoves:
 
     def _on_sender_message(self, step: Step, sender: StateSender, message: Any) -> None:
         match message:
-            case m.ChunkReceipt():
+            case m.UnitReceipt():
                 sender.on_receipt(step, message)
-            case m.RestartTransfer():
-                sender.on_restart_transfer(step)
+            case m.UnitRequest():
+                sender.on_request(step, message)
+            case m.Backlog():
+                sender.on_backlog(message.waiting)
             case m.FlipToSource():
                 sender.on_flip(step, message.role)
             case m.AbortNotice():
@@ -105,9 +108,6 @@ class InstanceMoves:
                 instance.flush(step)
             case m.Chunk():
                 receiver.on_chunk(step, message)
-                instance.flush(step)
-            case m.EndOfKeys():
-                receiver.on_end_of_keys(step, message)
                 instance.flush(step)
             case m.EmitFrom():
                 receiver.on_emit_from(step, message.offset)
@@ -223,12 +223,15 @@ class InstanceMoves:
             case _:
                 pass
 
+    def before_entry(self, step: Step, offset: int) -> None:
+        """Stop keys whose cut lies before this entry."""
+        for sender in self.senders.values():
+            sender.stop_if_reached(step, offset)
+
     def after_entry(self, step: Step) -> None:
         """Continue moves that wait for the offset of the processed entry."""
-        applied = self.instance.applied
         for sender in self.senders.values():
-            if sender.phase is SourceInstancePhase.WAITING and 0 <= sender.flip_offset <= applied:
-                sender.capture_all(step)
+            sender.stop_if_reached(step)
 
     def _sender_of(self, role: m.OutgoingRole) -> StateSender:
         """The state sender of a decided move; a new one if this incarnation has not begun the move."""
@@ -251,7 +254,7 @@ class InstanceMoves:
         receiver = self.receivers.get(adopt.move)
         if receiver is None:
             receiver = StateReceiver(
-                instance, adopt.move, adopt.keys, adopt.source, adopt.strategy, adopt.update
+                instance, adopt.move, adopt.keys, adopt.source, adopt.strategy, adopt.epochs
             )
             self.receivers[adopt.move] = receiver
         if receiver.accepts(step, adopt):
@@ -296,9 +299,10 @@ class InstanceMoves:
             sender.pump(step)
 
     def flush(self, step: Step) -> None:
-        """Send the outputs of arriving keys that may be emitted."""
+        """Send the outputs of arriving keys that may be emitted, and the requests for their units."""
         for receiver in self.receivers.values():
             receiver.flush(step)
+            receiver.ask(step)
 
     def emitted(self) -> dict[str, int]:
         """The moves of which every output is emitted, each with its position in our log."""
@@ -338,18 +342,32 @@ class InstanceMoves:
             return  # its keys have merged
         receiver = self.receivers.get(role.move)
         if receiver is None:
-            if role.adopt is None or role.adopted > instance.applied:
+            to_come = role.adopt is None or role.adopted > instance.applied
+            if to_come and not STRATEGIES[role.strategy].freezes:
                 return  # Adopt is still to come, with all facts
             receiver = StateReceiver(instance, role.move, role.keys, role.source, role.strategy, role.epochs)
             self.receivers[role.move] = receiver
-            receiver.on_adopt(step, role.adopt, role.adopted)
+            if role.adopt is None or to_come:
+                receiver.start(step)  # the shadow and units may come before Adopt
+            else:
+                receiver.on_adopt(step, role.adopt, role.adopted)
         if role.emit_from is not None and receiver.emit_from is None:
             receiver.on_emit_from(step, role.emit_from)
-        if receiver.complete:
+        if receiver.phase not in INCOMPLETE:
             instance.tell(step, m.StateComplete(role.move))
         receiver.look_later(step)
 
     # -- questions -----------------------------------------------------------------------------
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the instance must not process rows now: a strategy makes it wait for a missing unit.
+
+        An instance that still replays up to a cut goes on: another one may wait for its units.
+        """
+        if not self.receivers or any(s.phase is SourceInstancePhase.WAITING for s in self.senders.values()):
+            return False
+        return any(receiver.blocks_instance for receiver in self.receivers.values())
 
     @property
     def has_timers(self) -> bool:
@@ -359,8 +377,8 @@ class InstanceMoves:
         """Every queue is within its limit; the simulator asks after each event."""
         limits = self.instance.settings
         for sender in self.senders.values():
-            under_way = sender.sent - sender.received
-            check_limit(f"chunks of {sender.move} in flight", under_way, limits.chunks_unacked_max)
+            in_flight = len(sender.in_flight)
+            check_limit(f"chunks of {sender.move} in flight", in_flight, limits.chunks_unacked_max)
         for receiver in self.receivers.values():
             largest = 8 * limits.dispatch_rows_max  # one entry's outputs may pass the limit
             withheld = len(receiver.withheld)

@@ -157,8 +157,10 @@ def _source_router() -> Role[SourceRouterPhase]:
             Row(flipped, "source restarted", (cut,)),
             Row(flipped, "source silent", (cut,)),
             Row(cut, "outputs arrived", (emitting,)),
+            Row(cut, "cut shadowed", (emitting,)),
             Row(emitting, "DestinationCheckpointed", (emitting, done)),
             *(Row(phase, "StateComplete", (phase,)) for phase in DECIDED),
+            *(Row(phase, "Captured", (phase,)) for phase in DECIDED),  # flip first: every unit is sent
             *(Row(phase, "Digests", (phase,)) for phase in DECIDED),  # the flip did not wait for them
             Row(done, "DestinationCheckpointed", (done,)),
             Row(done, "Forgotten", (done,)),
@@ -168,7 +170,7 @@ def _source_router() -> Role[SourceRouterPhase]:
             *(Late(phase, "Ready", answered) for phase in DECIDED),
             Late(begun, "Captured", "the report where the capture starts was lost and is sent again first"),
             *(Late(phase, "CaptureFrom", repeated) for phase in (*SHADOWED, *DECIDED)),
-            *(Late(phase, "Captured", repeated) for phase in (comparing, *DECIDED)),
+            Late(comparing, "Captured", repeated),
             *(Late(phase, "SourceStopped", repeated) for phase in STOPPED),
             *(Late(phase, "StateComplete", "only a move that flips first needs it") for phase in UNDECIDED),
             *(Late(phase, "Refused", "too late: the move is decided") for phase in DECIDED),
@@ -220,7 +222,7 @@ def _destination_router() -> Role[DestinationRouterPhase]:
             *(Row(phase, "Prepared", (phase,)) for phase in (shadowing, adoptable)),
             *(Row(preparing, notice, (forgotten,)) for notice in ("ShadowNotice", "EmittedNotice")),
             Row(shadowing, "Ready", (adoptable,)),
-            *(Row(phase, "ShadowNotice", (phase,)) for phase in (shadowing, adoptable)),
+            *(Row(phase, "ShadowNotice", (phase,)) for phase in (shadowing, adoptable, adopted)),
             *(Row(phase, "EmittedNotice", (phase,)) for phase in (shadowing, adoptable)),
             *(Row(phase, "FlipToDestination", (adopted,)) for phase in (preparing, adoptable)),
             *(Row(phase, "AbortedNotice", (forgotten,)) for phase in REVOCABLE),
@@ -246,8 +248,9 @@ def _destination_router() -> Role[DestinationRouterPhase]:
             *(
                 Late(phase, notice, again)
                 for phase in (adopted, merged)
-                for notice in ("ShadowNotice", "EmittedNotice", "FlipToDestination")
+                for notice in ("EmittedNotice", "FlipToDestination")
             ),
+            Late(merged, "ShadowNotice", again),
             *(Late(merged, notice, again) for notice in ("EmitFromNotice", "ResumeNotice", "DoneNotice")),
             *(
                 Late(phase, "AbortNotice", "the answer to a message repeated after the move was done")
@@ -315,7 +318,7 @@ class SourceInstancePhase(enum.Enum):
     CAPTURING = "capturing"  # it captures a few keys at a time, and continues processing
     CAPTURED = "captured"  # every key is captured; it continues processing and emitting
     FLIPPED = "flipped"  # it attached again after the flip was decided; it processes until FlipToSource
-    WAITING = "waiting"  # flip first: the flip is decided, and its offset is not reached
+    WAITING = "waiting"  # flip first: a replay has not reached the cut
     DRAINED = "drained"  # it emits nothing above its last offset, and retains the keys until Forget
 
 
@@ -326,6 +329,7 @@ def _source_instance() -> Role[SourceInstancePhase]:
     repeated = "its router repeats it until the answer arrives"
     over = "the move is over here"
     earlier = "for an earlier incarnation of this instance"
+    sending = (capturing, captured, flipped, drained)
     return Role(
         "source instance",
         (absent,),
@@ -336,28 +340,29 @@ def _source_instance() -> Role[SourceInstancePhase]:
             Row(absent, "attached", (flipped, waiting, drained)),
             Row(absent, "Forget", (absent,)),  # the answer was lost
             Row(capturing, "keys captured", (capturing, captured)),
-            Row(capturing, "ChunkReceipt", (capturing, captured)),
             Row(captured, "Compare", (captured,)),
             *(Row(phase, "AbortNotice", (absent,)) for phase in (capturing, captured)),
-            *(Row(phase, "ChunkReceipt", (phase,)) for phase in (captured, flipped, drained)),
-            *(Row(phase, "RestartTransfer", (phase,)) for phase in (captured, flipped, drained)),
+            *(Row(phase, "UnitReceipt", (phase,)) for phase in sending),
+            *(Row(phase, "UnitRequest", (phase,)) for phase in sending),
+            Row(drained, "Backlog", (drained,)),
             *(Row(phase, "FlipToSource", (drained,)) for phase in (captured, flipped, drained)),
             *(Row(phase, "Flip", (drained,)) for phase in (captured, flipped, drained)),
             Row(captured, "attached", (captured, flipped, drained)),
             Row(flipped, "attached", (flipped, drained)),
             Row(waiting, "FlipToSource", (waiting, drained)),
             Row(waiting, "Flip", (drained,)),
-            Row(waiting, "flip reached", (drained,)),
+            Row(waiting, "cut reached", (drained,)),
             Row(waiting, "attached", (waiting, drained)),
             Row(drained, "Forget", (drained, absent)),  # drained: a replay still meets rows of the keys
             Row(drained, "attached", (drained, absent)),
         ],
         late=[
-            *(Late(absent, event, over) for event in ("ChunkReceipt", "RestartTransfer", "AbortNotice")),
-            *(Late(phase, "Capture", repeated) for phase in (capturing, captured, flipped, drained)),
-            Late(capturing, "RestartTransfer", "the end of the capture sends everything"),
-            Late(waiting, "RestartTransfer", "nothing is captured before the flip"),
-            Late(waiting, "ChunkReceipt", earlier),
+            *(
+                Late(absent, event, over)
+                for event in ("UnitReceipt", "UnitRequest", "Backlog", "AbortNotice")
+            ),
+            *(Late(phase, "Capture", repeated) for phase in sending),
+            *(Late(waiting, event, earlier) for event in ("UnitReceipt", "UnitRequest", "Backlog")),
             Late(capturing, "Compare", "it has captured the keys again, and the move is being undone"),
             *(Late(phase, "Compare", "a replay of entries before the flip") for phase in (flipped, drained)),
             *(Late(phase, "Forget", "a replay has not reached the flip") for phase in (flipped, waiting)),
@@ -410,22 +415,23 @@ def _destination_instance() -> Role[DestinationInstancePhase]:
         rows=[
             Row(absent, "Prepare", (absent, receiving)),  # absent: it is about to restart; asked again
             Row(absent, "Adopt", (early,)),
-            Row(absent, "attached", (early,)),
+            Row(absent, "attached", (receiving, early)),  # receiving: flip first, and Adopt is still to come
             Row(absent, "restored", (in_step, adopted)),
             *(Row(phase, "Prepare", (phase,)) for phase in present),  # the answer was lost
             Row(receiving, "Shadow", (receiving,)),
             Row(in_step, "Shadow", (in_step, comparing)),  # Compare comes in the shadow
             *(Row(phase, "Shadow", (phase,)) for phase in (comparing, voted)),
-            *(Row(receiving, event, (receiving, in_step)) for event in ("Chunk", "EndOfKeys")),
-            *(Row(early, event, (early, adopted)) for event in ("Chunk", "EndOfKeys")),
+            Row(receiving, "Chunk", (receiving, in_step)),
+            *(Row(early, event, (early, adopted)) for event in ("Chunk", "Shadow")),
             *(Row(phase, "Chunk", (phase,)) for phase in complete),  # only acknowledged
             Row(comparing, "checkpoint stored", (comparing, voted)),
             Row(voted, "checkpoint stored", (voted,)),
             Row(adopted, "checkpoint stored", (adopted,)),
             Row(receiving, "Adopt", (early,)),
+            Row(early, "EmitFrom", (early, adopted)),  # rows may have waited for room
             *(Row(phase, "Adopt", (phase, adopted)) for phase in (in_step, voted)),  # it may wait its turn
             *(Row(phase, "EmitFrom", (phase, adopted)) for phase in (in_step, voted)),
-            *(Row(phase, "EmitFrom", (phase,)) for phase in (receiving, early, adopted)),
+            *(Row(phase, "EmitFrom", (phase,)) for phase in (receiving, adopted)),
             *(Row(phase, "EmittedThrough", (phase,)) for phase in present),
             *(Row(phase, "AbortNotice", (absent,)) for phase in shadowed),
             Row(adopted, "Done", (absent,)),
@@ -434,10 +440,9 @@ def _destination_instance() -> Role[DestinationInstancePhase]:
         late=[
             *(
                 Late(absent, event, over)
-                for event in ("Shadow", "Chunk", "EndOfKeys", "EmitFrom", "EmittedThrough", "AbortNotice")
+                for event in ("Shadow", "Chunk", "EmitFrom", "EmittedThrough", "AbortNotice")
             ),
-            *(Late(phase, "EndOfKeys", "the source repeats it when it reconnects") for phase in complete),
-            *(Late(phase, "Shadow", "the keys' rows come from the log of this site") for phase in OWNING),
+            Late(adopted, "Shadow", "the keys' rows come from the log of this site"),
             *(Late(phase, "Adopt", "a replay of entries that the checkpoint is past") for phase in OWNING),
         ],
     )

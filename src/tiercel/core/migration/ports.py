@@ -59,6 +59,9 @@ class OutgoingPort(Protocol):
     def shadow_backlog(self, move: str) -> int:
         """Shadow entries that the destination's site does not have durably."""
 
+    def merged_at(self, instance: str) -> int:
+        """The offset of the last end of a move into this instance that its checkpoint does not cover."""
+
     def end_outgoing(self, step: Step, move: str) -> None:
         """Delete a move whose roles have all ended."""
 

@@ -1,29 +1,39 @@
 """The state sender: the source instance's side of a move.
 
-Responsible for: capturing keys between two entries, sending them in small chunks, stopping at the cut.
-Not responsible for: the time of the flip (source_router.py), the destination (destination_instance.py).
+Responsible for: capturing keys between two entries, sending them unit by unit, stopping at the cut.
+Not responsible for: the time of the flip (source_router.py), the destination (destination_instance.py), the
+    order of the units (orders.py).
 
     CAPTURING --every key--> CAPTURED --FlipToSource--> DRAINED --Forget--> ABSENT    (live)
-    WAITING --flip reached--> DRAINED --Forget--> ABSENT                              (flip first)
+    WAITING --cut reached--> DRAINED --Forget--> ABSENT                               (flip first)
 
-Its transitions are SOURCE_INSTANCE in phases.py.
+A move that flips first stops its keys where the source is when it learns of the flip: the cut. From there on
+the retained copies never change, so a chunk is read from them when it is sent, and none is stored. The sender
+starts once the router has logged the cut: a later incarnation would otherwise stop elsewhere, and the units
+of both would not fit together. Its transitions are SOURCE_INSTANCE in phases.py.
 """
 
 from __future__ import annotations
 
-import msgspec
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from tiercel.core import messages as m
+from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.migration.instance_port import InstancePort
+from tiercel.core.migration.orders import Waiting
 from tiercel.core.migration.phases import SOURCE_INSTANCE, MovePhase, SourceInstancePhase
-from tiercel.core.migration.strategies import STRATEGIES, CaptureMode
+from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.core.migration.units import Unit, UnitQueue, units_of
 from tiercel.core.model.keys import Key, KeySet, StateImage
 from tiercel.core.model.routing import RouteUpdate, slot_of
 from tiercel.core.state.digests import DigestJob
 from tiercel.core.state.handle import KeyState
 from tiercel.core.state.table import StateTable
+
+FIRST_CHUNK_KEYS = 8  # that are read ahead before the size of the keys is known
 
 
 class StateSender:
@@ -39,19 +49,20 @@ class StateSender:
         self.flip_offset = -1
         self.last_offset: int | None = None
         self.epochs: RouteUpdate | None = None  # of the keys before the flip, once it is decided
-        self.queue: list[Key] = []
-        self.chunks: list[m.Chunk] = []
-        self.chunk_at: list[int] = []  # a chunk is sent when the log is durable up to this offset
-        self.captured_through = 1 << 60
+        self.queue: UnitQueue | None = None  # the units that are not sent yet
+        self.in_flight: deque[tuple[m.Chunk, int]] = deque()  # not acknowledged, each with its offset
+        self.sent = 0  # of `in_flight`, on this connection
+        self.next_chunk = 0
         self.begun: m.CaptureFrom | None = None  # live: the start of the capture
-        self.blocked = False
-        self.end_sent = False
-        self.sent = 0
-        self.received = 0
         self.captured_at: dict[Key, int] = {}
         self.size_bytes = 0
         self.digests: DigestJob | None = None  # as of Compare
+        self._strategy_order = "sorted"
+        self.stop_after = -1  # flip first: the entry behind which the keys stop
+        self.stopped: m.SourceStopped | None = None  # flip first: the report, until the router has logged it
+        self.cut_logged = False
         self.retained_state: dict[Key, KeyState | None] = {}  # not processed any more; until Forget
+        self.retained_at: dict[Key, int] = {}  # the stored generations of those that are not in memory
         self.touched: set[Key] = set()  # processed since their capture: the keys to compare
 
     @property
@@ -80,100 +91,177 @@ class StateSender:
             if route is None or known.route(k).epoch <= route.epoch or _epoch(space, k) <= route.epoch
         ]
 
-    # -- live: capture while processing continues --------------------------------------------
+    # -- sending units -----------------------------------------------------------------------
 
     def start(self, step: Step) -> None:
-        """Begin to capture, after sending the outputs of all entries up to here."""
+        """Live: begin to capture, after sending the outputs of all entries up to here."""
         instance = self.instance
         self.become(step, SourceInstancePhase.CAPTURING)
         instance.flush(step)
-        self.queue = self.members()
-        self.queue.reverse()
+        self._fill_queue("sorted", self.members())
         self.begun = m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms)
         instance.tell(step, self.begun)
-        step.timer(Timer(TimerKind.CAPTURE, self.move), step.now_ms)
+        self.continue_soon(step)
+
+    def _fill_queue(self, order: str, keys: list[Key]) -> None:
+        slots = self.instance.space.slots
+        self.queue = UnitQueue(self.move, order, units_of(self.keys, slots), keys, slots)
+
+    def continue_soon(self, step: Step, pause_ms: float = 0.0) -> None:
+        step.timer(Timer(TimerKind.CAPTURE, self.move), step.now_ms + pause_ms)
+
+    @property
+    def window_is_full(self) -> bool:
+        return len(self.in_flight) >= self.instance.settings.chunks_unacked_max
 
     def capture_some(self, step: Step) -> None:
-        """Capture the next few keys in their current state; then other work has its turn."""
-        if self.phase is not SourceInstancePhase.CAPTURING:
-            return
-        settings = self.instance.settings
-        self.blocked = self.sent - self.received >= settings.chunks_unacked_max
-        if self.blocked:
+        """Send the next few keys; then other work has its turn."""
+        queue = self.queue
+        if queue is None or not queue or not self.may_send() or self.window_is_full:
+            self.pump(step)
             return  # the next receipt continues here
-        images = self.capture_next()
-        if images:
-            self.add_chunk(images)
-            self.size_bytes += sum(image.size_bytes for image in images)
-        if self.queue:
-            step.timer(Timer(TimerKind.CAPTURE, self.move), step.now_ms + settings.capture_pause_ms)
-        else:
+        live = self.phase is SourceInstancePhase.CAPTURING
+        while queue and not self.window_is_full:
+            rests_on = self.instance.applied if self.last_offset is None else self.last_offset
+            self.in_flight.append((self._next_chunk(queue), rests_on))
+            if live or self.instance.space.evicted or self.retained_at:
+                break  # the driver has read the keys of one chunk
+        if not queue and live:
             self.become(step, SourceInstancePhase.CAPTURED)
-            self.captured_through = self.instance.applied
             self.instance.tell(step, m.Captured(self.move, len(self.captured_at), self.size_bytes))
+        elif not queue:
+            self.instance.tell(step, m.Captured(self.move, len(self.captured_at), self.size_bytes))
+        elif not self.window_is_full:
+            self.continue_soon(step, self.instance.settings.capture_pause_ms if live else 0.0)
         self.pump(step)
 
-    def capture_next(self) -> list[StateImage]:
-        """The images of the next keys, including deleted keys, whose image has no state."""
-        settings, space = self.instance.settings, self.instance.space
+    def may_send(self) -> bool:
+        """Rule R32: frozen units leave once the router has logged the cut; live ones while they change."""
+        if self.phase is SourceInstancePhase.DRAINED:
+            return self.cut_logged or self.stopped is None
+        return self.phase in (SourceInstancePhase.CAPTURING, SourceInstancePhase.CAPTURED)
+
+    def _next_chunk(self, queue: UnitQueue) -> m.Chunk:
+        """The next keys of the queue, and the units that are whole with them."""
+        settings = self.instance.settings
         images: list[StateImage] = []
-        size = 0
-        while self.queue and len(images) < settings.chunk_keys_max and size < settings.chunk_bytes_max:
-            if images and not space.is_readable(self.queue[-1]):
-                break  # the driver reads it before the next chunk
-            images.append(self.capture(self.queue.pop()))
-            size += images[-1].size_bytes
-        return images
+        whole: list[Unit] = []
+        size = sent_before = 0
+        while (unit := queue.first()) is not None:
+            left = queue.left_of(unit)
+            if not images:
+                sent_before = len(queue.keys[unit]) - len(left)
+            while left and len(images) < settings.chunk_keys_max and size < settings.chunk_bytes_max:
+                if images and not self.is_readable(left[-1]):
+                    break  # the driver reads it before the next chunk
+                images.append(self.capture(left.pop()))
+                size += images[-1].size_bytes
+            if left:
+                break
+            queue.ended(unit)
+            whole.append(unit)
+        self.size_bytes += size
+        self.next_chunk += 1
+        return m.Chunk(self.move, self.next_chunk, images, whole, sent_before)
 
     def captured_offset(self) -> int:
-        """The offset of an image that is captured now: its last processed entry."""
-        return self.instance.applied
+        """The offset of an image that is captured now: the cut, or else its last processed entry."""
+        return self.instance.applied if self.last_offset is None else self.last_offset
 
     def capture(self, key: Key) -> StateImage:
-        """The image of a key in its current state, with its timers."""
+        """The image of a key with its timers; a deleted key has an image without state."""
         instance = self.instance
         at = self.captured_offset()
         self.captured_at[key] = at
-        state = instance.space.peek(key)
+        state = self._retained(key) if key in self.retained_state else instance.space.peek(key)
+        frozen = self.last_offset is not None  # then the shadow and Adopt carry its times
+        time_ms, watermark_ms = (0, -1) if frozen else (instance.time_ms, instance.watermark_ms)
         if state is None:
-            return StateImage(key, 0, at, None, (), instance.time_ms, instance.watermark_ms)
-        return state.image(key, at, instance.time_ms, instance.watermark_ms)
+            return StateImage(key, 0, at, None, (), time_ms, watermark_ms)
+        return state.image(key, at, time_ms, watermark_ms)
 
-    def add_chunk(self, images: list[StateImage]) -> None:
-        self.chunks.append(m.Chunk(self.move, len(self.chunks), images))
-        self.chunk_at.append(self.instance.applied)
+    def _retained(self, key: Key) -> KeyState | None:
+        state = self.retained_state[key]
+        if state is None and key in self.retained_at:
+            space, generation = self.instance.space, self.retained_at[key]
+            state = space.restored(space.memory_limit.read(key, generation)[0], generation)
+        return None if state is None or state.empty else state
+
+    def _place(self, key: Key) -> StorageKey:
+        return ("state", slot_of(key, self.instance.space.slots), key, self.retained_at[key])
+
+    def is_readable(self, key: Key) -> bool:
+        """Whether the key is in memory, or the driver has read its stored version for this event."""
+        if key in self.retained_state:
+            in_memory = self.retained_state[key] is not None or key not in self.retained_at
+            return in_memory or self._place(key) in self.instance.space.memory_limit.read_ahead
+        return self.instance.space.is_readable(key)
+
+    def read_ahead(self) -> Iterator[StorageKey]:
+        """The stored versions that the next chunk needs, estimated from the captured keys."""
+        if self.queue is None or not self.may_send() or self.window_is_full:
+            return
+        settings, captured = self.instance.settings, len(self.captured_at)
+        count = FIRST_CHUNK_KEYS
+        if captured:
+            count = settings.chunk_bytes_max // max(1, self.size_bytes // captured) + 1
+        for key in self.queue.ahead(min(count, settings.chunk_keys_max)):
+            if key in self.retained_state:
+                if self.retained_state[key] is None and key in self.retained_at:
+                    yield self._place(key)
+            elif key in self.instance.space.evicted:
+                yield self.instance.space.stored_at(key)
 
     def pump(self, step: Step) -> None:
-        """Send chunks that depend on durable entries only, a bounded number ahead of the receipts."""
-        settings = self.instance.settings
-        while self.sent < len(self.chunks) and self.sent - self.received < settings.chunks_unacked_max:
-            if self.chunk_at[self.sent] > self.instance.durable:
+        """Send chunks that depend on durable entries only."""
+        while self.sent < len(self.in_flight):
+            chunk, offset = self.in_flight[self.sent]
+            if offset > self.instance.durable:
                 return
-            step.send(self.destination, self.chunks[self.sent])
+            step.send(self.destination, chunk)
             self.sent += 1
-        if self.captured_through > self.instance.durable:
-            return  # EndOfKeys must depend on durable entries only, too
-        if self.sent == len(self.chunks) and not self.end_sent:
-            self.end_sent = True
-            step.send(self.destination, m.EndOfKeys(self.move, len(self.chunks)))
 
-    def on_receipt(self, step: Step, message: m.ChunkReceipt) -> None:
-        self.received = max(self.received, message.upto)
-        if self.phase is SourceInstancePhase.CAPTURING and self.blocked:
-            self.capture_some(step)
-        else:
-            self.pump(step)
+    def on_receipt(self, step: Step, message: m.UnitReceipt) -> None:
+        while self.in_flight and self.in_flight[0][0].n <= message.n:
+            self.in_flight.popleft()
+            self.sent = max(0, self.sent - 1)
+        if message.durable:
+            self.release(message.durable)
+        if self.queue:
+            self.continue_soon(step)
+        self.pump(step)
+
+    def release(self, units: Iterable[Unit]) -> None:
+        """Rule R33: a unit that is durable at the destination need not be in memory here.
+
+        Its stored version stays until Forget, so a key that is not stored yet stays, too.
+        """
+        if self.queue is not None and self.phase is SourceInstancePhase.DRAINED:
+            for key in self.queue.release(units):
+                if key in self.retained_state and key not in self.instance.space.dirty:
+                    self.retained_state[key] = None
+                    self.retained_at.pop(key, None)
+
+    def on_request(self, step: Step, request: m.UnitRequest) -> None:
+        """Send these units next, again if the destination has lost them."""
+        if self.queue is None:
+            return
+        under_way = {unit for chunk, _ in self.in_flight for unit in chunk.units}
+        self.queue.request(unit for unit in request.units if unit not in under_way)
+        self.queue.facts.ask(request.units)
+        self.continue_soon(step)
+        if request.again:
+            self.resend(step)
+
+    def on_backlog(self, waiting: dict[Unit, tuple[int, int]]) -> None:
+        """Order the units by the rows that wait for them."""
+        if self.queue is not None:
+            self.queue.facts.waiting.update({unit: Waiting(*facts) for unit, facts in waiting.items()})
+            self.queue.reorder()
 
     def resend(self, step: Step) -> None:
         """Send unacknowledged chunks again, because the connection with the destination is new."""
-        self.sent = self.received
-        self.end_sent = False
-        self.pump(step)
-
-    def on_restart_transfer(self, step: Step) -> None:
-        """Send all chunks again, because the destination has lost them."""
-        self.received = self.sent = 0
-        self.end_sent = False
+        self.sent = 0
         self.pump(step)
 
     def compare(self, step: Step) -> None:
@@ -191,16 +279,12 @@ class StateSender:
     def on_decided(self, step: Step, role: m.OutgoingRole) -> None:
         """The move is decided: the router reports it, or a replay reaches its record."""
         self.flip_offset, self.epochs = role.flip_offset, role.epochs
-        reached = self.instance.applied >= role.flip_offset
-        if STRATEGIES[role.strategy].captures is CaptureMode.FROZEN:
-            if self.phase is SourceInstancePhase.ABSENT:
-                self.become(step, SourceInstancePhase.WAITING)
-            if self.phase is SourceInstancePhase.WAITING and reached:
-                self.capture_all(step)
+        if STRATEGIES[role.strategy].freezes:
+            self._stop_early(step, role)
         elif self.phase is not SourceInstancePhase.DRAINED:
             if role.last_offset is not None:
                 self.stop_at(step, -1)  # the router has all of our outputs: process these keys no further
-            elif reached:
+            elif self.instance.applied >= role.flip_offset:
                 self.stop_at(step, role.flip_offset)  # the checkpoint is behind the flip, where we stopped
             elif self.phase is not SourceInstancePhase.FLIPPED:
                 self.become(step, SourceInstancePhase.FLIPPED)
@@ -214,39 +298,61 @@ class StateSender:
     def on_flip(self, step: Step, role: m.OutgoingRole) -> None:
         """The flip as a message, so that an overloaded source stops at once, at its current offset."""
         self.on_decided(step, role)
+        if STRATEGIES[role.strategy].freezes:
+            return
         instance = self.instance
-        if self.phase is SourceInstancePhase.WAITING:
-            return  # flip first: the state must be as of the flip, not earlier
         if self.last_offset is None:
             self.stop_at(step, min(instance.applied, self.flip_offset))
         instance.flush(step)
-        instance.tell(step, self.source_stopped_message())
-
-    def capture_all(self, step: Step) -> None:
-        """Flip first: capture all keys, which no longer change after the flip."""
-        instance = self.instance
-        members = self.members()
-        images: list[StateImage] = []
-        size = 0
-        for key in members:
-            image = self.capture(key)  # as of the flip: our clock has advanced, Adopt carries theirs
-            images.append(msgspec.structs.replace(image, at=self.flip_offset, time_ms=0, watermark_ms=-1))
-            size += images[-1].size_bytes
-            self.size_bytes += images[-1].size_bytes
-            if len(images) >= instance.settings.chunk_keys_max or size >= instance.settings.chunk_bytes_max:
-                self.add_chunk(images)
-                images, size = [], 0
-        if images:
-            self.add_chunk(images)
-        self.captured_through = instance.applied
-        self.stop_at(step, self.flip_offset)
-        instance.flush(step)
-        instance.tell(step, self.source_stopped_message())
-        self.pump(step)
-
-    def source_stopped_message(self) -> m.SourceStopped:
         assert self.last_offset is not None
-        return m.SourceStopped(self.move, self.last_offset, len(self.captured_at), self.size_bytes)
+        keys, size_bytes = len(self.captured_at), self.size_bytes
+        instance.tell(step, m.SourceStopped(self.move, self.last_offset, keys, size_bytes))
+
+    # -- flip first: the cut -----------------------------------------------------------------
+
+    def _stop_early(self, step: Step, role: m.OutgoingRole) -> None:
+        """Stop the keys where this instance is; in a replay, where the router has logged the cut."""
+        if role.last_offset is not None:
+            self.cut_logged = True
+        if self.phase is SourceInstancePhase.DRAINED:
+            if self.cut_logged:
+                self.continue_soon(step)
+            elif self.stopped is not None:
+                self.instance.tell(step, self.stopped)  # before any later output: it may be lost
+            return
+        if self.phase is SourceInstancePhase.ABSENT:
+            self.become(step, SourceInstancePhase.WAITING)
+        self._strategy_order = STRATEGIES[role.strategy].order
+        self.stop_after = self.earliest_stop(role)
+        self.stop_if_reached(step)
+
+    def earliest_stop(self, role: m.OutgoingRole) -> int:
+        """Rule R35: the logged cut, or else the last outputs that the router has from this instance."""
+        return role.last_offset if role.last_offset is not None else min(role.emitted, role.flip_offset)
+
+    def stop_if_reached(self, step: Step, before: int | None = None) -> None:
+        """Stop the keys if every entry up to the cut is processed. `before`: the entry that comes next."""
+        if self.phase is not SourceInstancePhase.WAITING:
+            return
+        applied = self.instance.applied
+        if self.cut_logged:
+            if applied >= self.stop_after or (before is not None and before > self.stop_after):
+                self._freeze(step, self.stop_after)
+        elif applied >= self.stop_after:
+            self._freeze(step, min(applied, self.flip_offset))
+        elif before is not None and before > self.stop_after:
+            self._freeze(step, self.stop_after)
+
+    def _freeze(self, step: Step, offset: int) -> None:
+        instance = self.instance
+        instance.flush(step)
+        watermark_ms = instance.watermark_ms
+        self.stop_at(step, offset)
+        self._fill_queue(self._strategy_order, list(self.retained_state))
+        self.continue_soon(step)
+        if not self.cut_logged:
+            self.stopped = m.SourceStopped(self.move, offset, len(self.retained_state), 0, watermark_ms)
+            instance.tell(step, self.stopped)
 
     def stop_at(self, step: Step, offset: int) -> None:
         """Stop processing rows and timers of these keys: the destination owns them from here on."""
@@ -257,7 +363,9 @@ class StateSender:
     def retain(self) -> None:
         """Take the keys out of processing; again if a replay has merged an earlier arrival of them."""
         space = self.instance.space
-        self.retained_state.update(space.detach(self.members()))
+        members = self.members()
+        self.retained_at.update({key: space.evicted[key] for key in members if key in space.evicted})
+        self.retained_state.update(space.detach(members))
 
     def skips(self, offset: int) -> bool:
         """Whether rows of these keys at this offset belong to the destination."""

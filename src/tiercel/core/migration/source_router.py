@@ -8,6 +8,10 @@ live:          PREPARING --> BEGUN --> SHADOWING --> COMPARING --Flip--> FLIPPED
 flip first:    PREPARING --> PREPARED ---------------------------Flip--> FLIPPED --> CUT --> EMITTING --> DONE
 every phase before Flip --> ABORTED
 
+A move that flips first cuts the source where it is. In CUT the router reads the rows between the cut and the
+flip from its log, and sends them to the destination as a shadow. The log above `retained_from` is retained
+until then.
+
 Before Flip the router may undo the move; after it the move always completes. strategies.py orders flip,
 transfer and processing; this module has the rules that all strategies share. The transitions are
 SOURCE_ROUTER in phases.py.
@@ -38,9 +42,11 @@ from tiercel.core.migration.phases import (
 )
 from tiercel.core.migration.ports import OutgoingPort, RouterPort
 from tiercel.core.migration.strategies import STRATEGIES, FlipFacts, Strategy
+from tiercel.core.migration.units import unit_of
 from tiercel.core.model.keys import Key
-from tiercel.core.model.log import Abort, Begin, Compare, Entry, Flip, Tick, Watermark
+from tiercel.core.model.log import Abort, Begin, Compare, Entry, Flip, Row, Tick, Watermark
 from tiercel.core.model.routing import slot_of
+from tiercel.core.model.row_batch import count_rows
 from tiercel.core.model.topology import site_of
 
 
@@ -76,6 +82,8 @@ class OutgoingMove:
         self.shadow_ahead: deque[Entry] = deque(maxlen=inbox.settings.read_entries_max)  # not shadowed yet
         self.emitted_unsettled: tuple[int, set[FrameId]] | None = None
         self.unsettled: set[FrameId] = set()  # output frames that must arrive before EmitFrom
+        self.cut_shadowed = not self.strategy.freezes  # the destination has the rows up to the flip
+        self.waiting: dict[int, tuple[int, int]] = {}  # unit -> its first row behind the cut, number of rows
         self.asked_by = ""
         self.deadline_ms = float("inf")
         self.moved = (0, 0)  # keys and bytes, for reports
@@ -92,11 +100,16 @@ class OutgoingMove:
 
     def _changed(self, step: Step, phase: SourceRouterPhase) -> None:
         self.record.phase = phase.value
-        if phase is SourceRouterPhase.BEGUN or phase in SHADOWED:
+        self.retain_log()
+        self.save(step)
+
+    def retain_log(self) -> None:
+        """Retain the part of the log that the destination has not been sent yet."""
+        cutting = self.phase in (SourceRouterPhase.FLIPPED, SourceRouterPhase.CUT) and self.strategy.freezes
+        if self.phase is SourceRouterPhase.BEGUN or self.phase in SHADOWED or cutting:
             self.inbox.shadow_readers[self.move] = self
         else:
             self.inbox.shadow_readers.pop(self.move, None)
-        self.save(step)
 
     def save(self, step: Step) -> None:
         """Persist the record and report the phase."""
@@ -129,12 +142,13 @@ class OutgoingMove:
         return override is None or override.instance in (self.source, self.request.destination)
 
     def is_at_source(self, key: Key) -> bool:
-        """Whether the source has a key of this move: a key that left earlier is at the destination already.
+        """Whether the source had a key of this move: a key that left earlier is at the destination.
 
-        The log may hold rows of such a key that a slow source has not passed; its earlier move has them.
+        The log may hold rows of such a key that a lagging source has not passed; its earlier move has them.
+        The table of today would not tell, because the flip has changed it.
         """
-        override = self.inbox.table.overrides.get(key)
-        return self.takes_along(key) and (override is None or override.instance == self.source)
+        override = self.record.epochs.keys.get(key)
+        return self.member(key) and (override is None or override.instance == self.source)
 
     def notify(self, step: Step, notice: m.AnyNotice) -> None:
         """Send the destination router a notice, durably and in order."""
@@ -159,6 +173,8 @@ class OutgoingMove:
                 self.announce_flip(step)
             case SourceRouterPhase.CUT | SourceRouterPhase.EMITTING:
                 self.inbox.request_restarts(step, self.move)
+                if self.strategy.freezes and not self.record.installed:
+                    self.announce_flip(step)
             case SourceRouterPhase.DONE:
                 for holder in self.holders:
                     step.send_durable(holder, m.Forget(self.move))
@@ -257,6 +273,8 @@ class OutgoingMove:
         )
 
     def on_shadow_read(self, step: Step, entries: list[Entry]) -> None:
+        if self.phase is SourceRouterPhase.CUT and not self.cut_shadowed:
+            self.shadow_cut(step, entries)
         if self.phase not in SHADOWED or self.shadow_live:
             return
         for entry in entries:
@@ -288,7 +306,7 @@ class OutgoingMove:
         if self.phase not in SHADOWED:
             return  # an earlier entry has undone the move
         if entry.offset <= self.record.begin_offset:
-            rows = [row for row in entry.rows_of(self.source) if self.is_at_source(row[0])]
+            rows = self.rows_in_source_parts(entry)
         else:
             rows = [row for part in entry.moving if part.move == self.move for row in part.rows]
         control = entry.control
@@ -298,6 +316,48 @@ class OutgoingMove:
             self.notify(step, m.ShadowNotice(self.move, entry.offset, entry.time_ms, rows, control))
             if self._moves.shadow_backlog(self.move) > self.inbox.settings.shadow_entries_max:
                 self.abort(step, "the shadow outbox is full")
+
+    def rows_in_source_parts(self, entry: Entry) -> list[Row]:
+        """The move's rows of an entry in which they are not a part of their own."""
+        return [row for row in entry.rows_of(self.source) if self.is_at_source(row[0])]
+
+    def start_cut_shadow(self, step: Step) -> None:
+        """Flip first: send the destination the rows between the cut and the flip."""
+        self.shadow_cursor, self.waiting = self.record.last_offset, {}
+        if self.shadow_cursor < self.record.flip_offset:
+            start = Watermark(self.record.last_watermark_ms)
+            self.notify(step, m.ShadowNotice(self.move, self.shadow_cursor, 0, [], start))
+            self.read_shadow(step)
+        else:
+            self.end_cut_shadow(step, Watermark(self.record.last_watermark_ms))
+
+    def shadow_cut(self, step: Step, entries: list[Entry]) -> None:
+        flip_offset, slots = self.record.flip_offset, self.inbox.table.count
+        for entry in entries:
+            if not self.shadow_cursor < entry.offset < flip_offset:
+                continue
+            self.shadow_cursor = entry.offset
+            rows = self.rows_in_source_parts(entry)
+            control = entry.control if isinstance(entry.control, Tick | Watermark) else None
+            if rows or control is not None:
+                self.notify(step, m.ShadowNotice(self.move, entry.offset, entry.time_ms, rows, control))
+            for row in rows:
+                unit = unit_of(row[0], slots)
+                first, count = self.waiting.get(unit, (entry.offset, 0))
+                self.waiting[unit] = (first, count + count_rows([row]))
+        if self.waiting and self.strategy.needs_backlog:
+            step.send(self.source, m.Backlog(self.move, dict(self.waiting)))
+        if not entries or entries[-1].offset >= flip_offset - 1:
+            self.end_cut_shadow(step, None)
+        else:
+            self.read_shadow(step)
+
+    def end_cut_shadow(self, step: Step, control: Watermark | None) -> None:
+        """Send the end mark of the shadow: an entry at the offset of the flip."""
+        self.notify(step, m.ShadowNotice(self.move, self.record.flip_offset, 0, [], control))
+        self.cut_shadowed = True
+        self.shadow_cursor = self.record.flip_offset
+        self.advance(step)
 
     def tell_emitted(self, step: Step) -> None:
         """Notify the destination of the source's arrived outputs, so that it drops its withheld ones."""
@@ -311,6 +371,9 @@ class OutgoingMove:
 
     def on_captured(self, step: Step, message: m.Captured) -> None:
         self.moved = (message.keys, message.size_bytes)
+        if self.phase in DECIDED:
+            self._moves.report(step, self.move)
+            return
         self.last_seen_ms = step.now_ms
         self.become(step, SourceRouterPhase.COMPARING)
         self.compare_offset = self.inbox.append(step, {}, Compare(self.move)).offset
@@ -377,7 +440,7 @@ class OutgoingMove:
                 self.flip(step)
         elif self.phase is SourceRouterPhase.PREPARED and self.may_flip():
             self.flip(step)
-        elif self.phase is SourceRouterPhase.CUT and not self.unsettled:
+        elif self.phase is SourceRouterPhase.CUT and not self.unsettled and self.cut_shadowed:
             self.become(step, SourceRouterPhase.EMITTING)
             self.notify(step, m.EmitFromNotice(self.move, self.record.last_offset))
         elif self.phase is SourceRouterPhase.FLIPPED:
@@ -425,6 +488,7 @@ class OutgoingMove:
         held = [] if local else inbox.sequencer.drop_held(self.keys, self.takes_along)
         inbox.clear_moving(self.move)
         self.record.flip_offset = entry.offset
+        self.record.retained_from = min(inbox.emitted.get(self.source, 0), entry.offset)
         self.flipped_at = step.now_ms
         self.become(step, SourceRouterPhase.FLIPPED)
         notice = m.FlipToDestination(
@@ -452,7 +516,11 @@ class OutgoingMove:
         self.moved = max(self.moved, (message.keys, message.size_bytes))
         admitted = min(self.inbox.emitted.get(self.source, 0), self.record.flip_offset)
         # a source that fell back to its checkpoint may report less than the admitted outputs
+        self.record.last_watermark_ms = message.watermark_ms
         self.stop_source(step, max(message.offset, admitted), "the source reported it")
+        if self.strategy.freezes:
+            self.announce_flip(step)  # with the cut: the source may send its units
+            self.start_cut_shadow(step)
 
     def take_over(self, step: Step) -> None:
         """Cut off a silent source at its last admitted output; the destination emits the rest."""
@@ -538,7 +606,19 @@ class OutgoingMove:
             r.flip_offset,
             self.must_stop_at(),
             r.epochs,
+            self.earliest_stop(),
         )
+
+    def earliest_stop(self) -> int:
+        """Rule R35: the source does not stop before its admitted outputs, nor before it has the keys.
+
+        It may still read the end of the move that brought them, or rows of an instance that it takes over.
+        """
+        inbox = self.inbox
+        bounds = [inbox.emitted.get(self.source, 0), self._moves.merged_at(self.source)]
+        if self.source in inbox.successors:
+            bounds.append(inbox.successors[self.source].through)
+        return max(bounds)
 
     def must_stop_at(self) -> int | None:
         """Rule R23: the offset above which the source must not emit, once it is decided."""
@@ -556,4 +636,6 @@ class OutgoingMove:
         """The shadow still needs the log above this offset."""
         if self.phase is SourceRouterPhase.BEGUN:
             return max(0, min(self.inbox.emitted.get(self.source, 0), self.record.begin_offset - 1))
+        if self.phase is SourceRouterPhase.FLIPPED:
+            return self.record.retained_from
         return self.shadow_cursor

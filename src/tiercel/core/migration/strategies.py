@@ -1,28 +1,33 @@
 """The strategies of a move: each decides when the move flips, and when the source sends which state.
 
 Responsible for: all differences between strategies. No other module compares the name of a strategy.
-Not responsible for: carrying a move out (the four roles of this package).
+Not responsible for: carrying a move out (the four roles of this package), the orders themselves (orders.py).
 
-    live      the source sends state while it processes; flip when the destination has caught up
-    pause     flip at once; the keys wait until all of their state has arrived
-    restart   stop the operator's dispatch, restart every instance, move the state, resume
+    live        the source sends state while it processes; flip when the destination has caught up
+    pause       flip at once, stop the keys where they are; each goes on when its unit has arrived
+    restart     stop the operator's dispatch, restart every instance, move the state, resume
+    push        as pause; the source orders the units by the rows that wait for them
+    fetch       as pause; the destination requests the units that rows wait for, the others follow
+    meces       as fetch; the destination processes nothing else while a requested unit is missing
+    bins        as pause, in pieces that flip one after the other
+    subscale    as fetch, in pieces of which two move at a time
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tiercel.core.model.keys import Key
+from tiercel.core.errors import InvalidRequest
+from tiercel.core.migration.orders import NEEDS_BACKLOG
 
 
 class CaptureMode(enum.Enum):
     """How the source captures the state of the keys."""
 
     WORKING = "working"  # a few keys at a time, while the source continues processing them
-    FROZEN = "frozen"  # as of the flip: the source no longer changes them
+    FROZEN = "frozen"  # as of the cut: the source no longer changes them
 
 
 class FlipFacts(msgspec.Struct, frozen=True):
@@ -45,6 +50,10 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     captures: CaptureMode = CaptureMode.FROZEN
     restarts: bool = False  # every instance of the operator restarts between flip and transfer
     splits: bool = False  # the controller splits a large move into moves that flip one after the other
+    parallel: int = 1  # so many pieces of a split move run at a time
+    order: str = "sorted"  # in which the source sends units, of `ORDERS`
+    asks: bool = False  # the destination requests units that rows wait for
+    blocks: bool = False  # the destination processes nothing else while a requested unit is missing
 
     # -- when ----------------------------------------------------------------------------------
 
@@ -52,6 +61,11 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     def flips_first(self) -> bool:
         """Whether the flip comes before the state."""
         return not self.votes
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the source stops the keys at the flip, and the destination gets the rows up to it."""
+        return self.captures is CaptureMode.FROZEN
 
     def may_flip(self, facts: FlipFacts) -> bool:
         """Whether the source router may decide the move now."""
@@ -73,13 +87,10 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
 
     # -- which state -----------------------------------------------------------------------------
 
-    def order(self, keys: Iterable[Key]) -> list[Key]:
-        """The order in which the source captures and sends the keys."""
-        return sorted(keys)
-
-    def asks(self, missing: Sequence[Key]) -> tuple[Key, ...]:
-        """The keys that the destination requests out of turn; by default none."""
-        return ()
+    @property
+    def needs_backlog(self) -> bool:
+        """Whether the source needs to know which rows wait for its units."""
+        return self.order in NEEDS_BACKLOG
 
 
 LIVE = Strategy(
@@ -90,13 +101,62 @@ LIVE = Strategy(
     captures=CaptureMode.WORKING,
     splits=True,
 )
-PAUSE = Strategy(
-    name="pause", summary="SEEP, Trisk, Flux: the keys stop until all of their state has arrived."
-)
+PAUSE = Strategy(name="pause", summary="SEEP, Trisk, Flux: the keys stop until their state has arrived.")
 RESTART = Strategy(
     name="restart",
     summary="Flink, Spark: the operator stops and every instance is ended and started again.",
     restarts=True,
 )
+PUSH = Strategy(
+    name="push",
+    summary="PAM: the source pushes what rows wait for first, without requests.",
+    order="pam",
+)
+PUSH_ORDERS = tuple(
+    Strategy(name=f"push-{order}", summary=f"push in the order `{order}`.", order=order)
+    for order in ("fifo", "skew", "random", "sorted")
+)
+FETCH = Strategy(
+    name="fetch",
+    summary="Meces without its stops: on demand first, the rest in the background.",
+    order="asked",
+    asks=True,
+)
+MECES = Strategy(
+    name="meces",
+    summary="Meces as published: a missing unit stops the destination.",
+    order="asked",
+    asks=True,
+    blocks=True,
+)
+BINS = Strategy(
+    name="bins",
+    summary="Megaphone: bins move one after the other; each stops while it moves.",
+    splits=True,
+)
+SUBSCALE = Strategy(
+    name="subscale",
+    summary="DRRS: pieces, two at a time, each in the order that its destination requests.",
+    splits=True,
+    parallel=2,
+    order="asked",
+    asks=True,
+)
 
-STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in (LIVE, PAUSE, RESTART)}
+STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (LIVE, PAUSE, RESTART, PUSH, *PUSH_ORDERS, FETCH, MECES, BINS, SUBSCALE)
+}
+PRINCIPAL = tuple(name for name in STRATEGIES if name not in {s.name for s in PUSH_ORDERS})
+
+
+def ordered(strategy: str, order: str) -> str:
+    """The name of a strategy with an order; without one, the strategy's own."""
+    if not order:
+        return strategy
+    orders = [PUSH.order, *(other.order for other in PUSH_ORDERS)]
+    if order not in orders:
+        raise InvalidRequest.unknown("order", order, orders)
+    if strategy != PUSH.name:
+        raise InvalidRequest(f"strategy {strategy!r} has no order", f"expected strategy {PUSH.name!r}")
+    return strategy if order == PUSH.order else f"{strategy}-{order}"

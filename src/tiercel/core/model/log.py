@@ -97,6 +97,8 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
     time_ms: int  # the keys' log time at the flip: their clock never runs backwards
     watermark_ms: int
     own_watermark_ms: int  # the watermark of this log at this point
+    epochs: RouteUpdate  # of the keys before the flip
+    flip_offset: int  # of the flip, in the log of the source's site
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tiercel.core.migration.strategies import PRINCIPAL
 from tiercel.core.model.topology import Operator, Stream, Topology, instance_name
 from tiercel.sim.explore.crash_points_table import STEPS
 from tiercel.sim.explore.run import run
@@ -97,7 +98,7 @@ def _disturbances(strategy: str, sites: int) -> dict[str, tuple[Action, ...]]:
         "destination dies": (death("destination", "Prepare", 300.0),),
         "destination never answers": (death("destination", "Prepare", 1_800.0, after=False),),
         "destination dies late": (death("destination", "Dispatch:Adopt", 200.0),),
-        "destination dies with state": (death("destination", "EndOfKeys", 200.0, after=False),),
+        "destination dies with state": (death("destination", "Chunk", 200.0, after=False),),
         "source dies": (death("source", "Dispatch:Begin", 30.0),),
         "source dies late": (death("source", "Dispatch:Flip", 200.0, after=False),),
         "origin dies": (death("origin", "Prepared", 20.0, after=False),),
@@ -245,4 +246,4 @@ def render_table(steps: Iterable[Step]) -> str:
 
 
 if __name__ == "__main__":  # after a change of the protocol: the table as it should be now
-    print(render_table(discover_steps(STEPS)))
+    print(render_table(discover_steps(PRINCIPAL)))

@@ -19,6 +19,7 @@ from tiercel.core.instance.row_queue import RowQueue
 from tiercel.core.instance.user_code import ProcessorRunner
 from tiercel.core.migration.destination_instance import StateReceiver
 from tiercel.core.migration.instance_moves import InstanceMoves
+from tiercel.core.migration.phases import SourceInstancePhase
 from tiercel.core.migration.source_instance import StateSender
 from tiercel.core.model.log import OWN, Entry
 from tiercel.core.state.eviction import MemoryLimit
@@ -39,7 +40,12 @@ def _without_timers(original: Any) -> Any:
 
 
 def _without_deleted(original: Any) -> Any:
-    return lambda self: [image for image in original(self) if image.values is not None]
+    def broken(self: StateSender, queue: Any) -> Any:
+        chunk = original(self, queue)
+        images = [image for image in chunk.images if image.values is not None]
+        return msgspec.structs.replace(chunk, images=images)
+
+    return broken
 
 
 def _forgets_after(original: Any) -> Any:
@@ -51,6 +57,14 @@ def _forgets_after(original: Any) -> Any:
         self.retained_state = {}
 
     return broken
+
+
+def _sends_when_stopped(original: Any) -> Any:
+    return lambda self: original(self) or self.phase is SourceInstancePhase.DRAINED
+
+
+def _stops_anywhere(original: Any) -> Any:
+    return lambda self, role: original(self, role) if role.last_offset is not None else -1
 
 
 def _fires_early(original: Any) -> Any:
@@ -135,11 +149,15 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "capture-offset-too-low": (Patch(StateSender, "captured_offset", _shifted(-1)),),
     "capture-offset-too-high": (Patch(StateSender, "captured_offset", _shifted(1)),),
     "digests-not-compared": (Patch(StateSender, "captured_offset", _shifted(-1)),),  # they would differ
-    "deleted-keys-not-sent": (Patch(StateSender, "capture_next", _without_deleted),),
+    "deleted-keys-not-sent": (Patch(StateSender, "_next_chunk", _without_deleted),),
     "timers-not-moved": (Patch(StateSender, "capture", _without_timers),),
     "source-forgets-early": (Patch(StateSender, "stop_at", _forgets_after),),
     "forgets-returned-keys": (Patch(InstanceMoves, "is_back", instead(False)),),
+    "units-before-the-cut": (Patch(StateSender, "may_send", _sends_when_stopped),),
+    "stops-before-its-outputs": (Patch(StateSender, "earliest_stop", _stops_anywhere),),
     # the destination of a move
+    "unit-without-its-beginning": (Patch(StateReceiver, "has_beginning", instead(True)),),
+    "own-rows-overtake-the-cut": (Patch(StateReceiver, "shadow_ended", lambda _: True),),
     "ticks-not-held": (Patch(StateReceiver, "hold_control", instead(None)),),
     "emit-filter-off-by-one": (Patch(StateReceiver, "emit_bound", _shifted(-1)),),
     "suppressed-not-released": (

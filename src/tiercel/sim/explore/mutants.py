@@ -27,6 +27,13 @@ FLIPS = {
     **{"faults": ("crash", "step"), "sites_min": 2, "strategies": ("pause",), "timed": 0.0, "turns": 0.0},
     **{"chain": (1,), "journeys": (0,)},
 }
+CUTS = {
+    "faults": ("crash", "step"),
+    "strategies": ("pause", "push", "fetch"),
+    "slow_code": 1.0,
+    "chain": (1,),
+}
+BEHIND = {"strategies": ("pause", "push", "fetch", "bins"), "slow_code": 1.0, "turns": 0.0}
 SLICED = {"faults": ("crash", "step"), "capture_pause_ms": 30.0}
 CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
 EVICTING = {"little_memory": 1.0, "timed": 0.0, "turns": 0.0}
@@ -81,6 +88,11 @@ MUTANTS: dict[str, Mutant] = {
         "R3",
         "a checkpoint of arrivals completes an earlier one that a crash interrupted",
         {**SLICED, "strategies": ("live",), "capture_pause_ms": 15.0},
+    ),
+    "stops-before-its-outputs": Mutant("R35", "a source stops before outputs that are admitted", CUTS),
+    "cut-rows-not-shadowed": Mutant("R35", "rows between the cut and the flip are not sent", BEHIND),
+    "own-rows-overtake-the-cut": Mutant(
+        "R35", "rows behind the flip are processed before those between cut and flip", BEHIND
     ),
     "evicts-dirty-keys": Mutant("R3", "keys are evicted before a checkpoint holds their changes", EVICTING),
     "evicts-older-version": Mutant(
@@ -146,7 +158,7 @@ MUTANTS: dict[str, Mutant] = {
     "emit-filter-off-by-one": Mutant("P1", "the destination also emits for the cut itself"),
     "emits-before-cut": Mutant("P3", "the destination emits before the source has stopped"),
     "timers-not-moved": Mutant("P1", "timers stay behind"),
-    "overlapping-moves-accepted": Mutant("R22", "two moves of one key run at once"),
+    "overlapping-moves-accepted": Mutant("R22", "two moves of one key run at once", {"round_trips": 1.0}),
     "log-trimmed-too-early": Mutant("P1", "entries are deleted before every reader's checkpoint covers them"),
     # requests
     "late-retirements-count": Mutant("P1", "a late answer to a retirement ends an owner", NEWS),
@@ -211,6 +223,10 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in tests/rules shows each
+    "unit-without-its-beginning": Mutant(
+        "R31", "a unit counts as whole though an earlier incarnation got its first chunk"
+    ),
+    "units-before-the-cut": Mutant("R32", "units leave before the router has logged their cut"),
     "promised-before-durable": Mutant("R6", "a site promises a watermark that a crash can still undo"),
     "carried-watermark-not-logged": Mutant(
         "R17", "a move waits for a watermark that a silent site holds back"

@@ -100,6 +100,7 @@ def _refusals_always(original: Any) -> Any:
 
 
 PATCHES: dict[str, tuple[Patch, ...]] = {
+    "cut-rows-not-shadowed": (Patch(OutgoingMove, "rows_in_source_parts", instead([])),),
     # rows
     "producer-dedup-lost": (
         Patch(ProducerTable, "is_next", _accepts_gaps),
@@ -163,7 +164,11 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(OutgoingMove, "must_stop_at", instead(None)),
         Patch(OutgoingMove, "refuses_output", instead(False)),
     ),
-    "overlapping-moves-accepted": (Patch(MoveCoordinator, "exclude", instead(False)),),
+    "overlapping-moves-accepted": (
+        Patch(MoveCoordinator, "check_unlocked", instead(None)),
+        Patch(MoveCoordinator, "abort_is_on_its_way", instead(False)),
+        Patch(MoveCoordinator, "done_is_on_its_way", instead(False)),
+    ),
     # the destination router of a move
     "vote-forgotten": (Patch(MoveCoordinator, "recover_incoming", instead(None)),),
     "shadow-not-stored": (Patch(IncomingMove, "store_shadow", instead(None)),),

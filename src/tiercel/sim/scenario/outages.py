@@ -16,8 +16,8 @@ from tiercel.sim.scenario.scenario import MOVES, Action, Options, Scenario
 replace = msgspec.structs.replace
 
 DEATH_STEPS = {
-    "source": ("Capture", "ChunkReceipt", "Dispatch:Begin", "Dispatch:Flip", "FlipToSource", "Forget"),
-    "destination": ("Prepare", "Chunk", "EndOfKeys", "Dispatch:Adopt", "EmitFrom", "Dispatch:Done"),
+    "source": ("Capture", "UnitReceipt", "Dispatch:Begin", "Dispatch:Flip", "FlipToSource", "Forget"),
+    "destination": ("Prepare", "Chunk", "Dispatch:Adopt", "EmitFrom", "Dispatch:Done"),
 }
 
 

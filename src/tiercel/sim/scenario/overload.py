@@ -115,7 +115,7 @@ def _car(rng: random.Random, name: str, sites: list[str], keys: list[bytes]) -> 
     return Journey(name, rng.uniform(5, 80), gap_ms, frames, [(0.0, rng.choice(sites)), *sorted(stops)])
 
 
-MUTED_AT = ("Prepare", "Chunk", "EndOfKeys", "Dispatch:Adopt", "Dispatch:Begin", "EmitFrom", "Shadow")
+MUTED_AT = ("Prepare", "Chunk", "Dispatch:Adopt", "Dispatch:Begin", "EmitFrom", "Shadow")
 
 
 def mute_destinations(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:

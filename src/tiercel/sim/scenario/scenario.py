@@ -375,7 +375,7 @@ def _scales(
     return actions, {pair: 80.0 for pair in pairs if rng.random() < 0.2}
 
 
-OVERLOAD_POINTS = ("Dispatch:Compare", "Dispatch:Begin", "ChunkReceipt")
+OVERLOAD_POINTS = ("Dispatch:Compare", "Dispatch:Begin", "UnitReceipt")
 
 
 def _step_crashes(

@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 from tiercel.control.mobility import Mobility, Threshold
 from tiercel.control.policies.policy import Decide
 from tiercel.core.errors import InvalidRequest
+from tiercel.core.migration.strategies import ordered
 from tiercel.core.model.topology import operator_of, site_of
 from tiercel.core.settings import Settings
 from tiercel.errors import UserError
@@ -381,14 +382,16 @@ class Live:
         slots: Iterable[int] | None = None,
         source: str = "",
         strategy: str = "live",
+        order: str = "",
         retries: int = 0,
         deadline_s: float | None = None,
     ) -> MoveHandle:
         """Move keys, slots, or everything of an instance to an instance or a site. Returns at once.
 
         A key is a value, or a tuple of values. A site that has no instance of the operator gets one. Starts
-        the deployment, if it does not run yet.
+        the deployment, if it does not run yet. `order` says in which order `strategy="push"` sends state.
         """
+        strategy = ordered(strategy, order)
         wanted = self._requests().owners(operator, keys, slots, source)
         destination = self._requests().destination(operator, to)
         return self._requests().move(operator, wanted, destination, strategy, retries, deadline_s)
