@@ -81,7 +81,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "output-frames-repeated": (Patch(OutputLog, "is_next", instead(True)),),
     # moves
     "stalled-keys-never-go-on": (Patch(StateReceiver, "_go_on", instead(None)),),
-    "transfer-not-restarted": (Patch(StateSender, "on_restart_transfer", instead(None)),),
+    "transfer-not-restarted": (Patch(StateSender, "on_request", instead(None)),),
     "shadow-overtaken-by-adoption": (Patch(RowQueue, "must_wait", instead(False)),),
     # event time
     "ticks-end": (Patch(OutputAdmission, "on_tick", instead(None)),),

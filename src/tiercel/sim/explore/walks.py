@@ -136,7 +136,7 @@ WALKS: dict[str, Walk] = {
     # moves behind the flip
     "a silent source is cut off": Walk(OutgoingMove, "take_over", _called),
     "outputs behind the cut are refused": Walk(OutgoingMove, "refuses_output", _true),
-    "a destination asks for its state once more": Walk(StateSender, "on_restart_transfer", _called),
+    "a destination asks for its state once more": Walk(StateSender, "on_request", _called),
     "ticks wait for the state of their keys": Walk(StateReceiver, "hold_control", _called),
     "a vote survives a restart of its router": Walk(MoveCoordinator, "recover_incoming", _called),
     "keys are back before they are forgotten": Walk(InstanceMoves, "is_back", _true, False),
