@@ -2,92 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import secrets
-import signal
-import socket
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from oracle import until
-from site_program import SITES
 
 import tiercel
+from tiercel.chaos.sites.run import free_ports
+from tiercel.chaos.sites.site_process import SiteProcess
 from tiercel.runtime.sites.remote import differences
 from tiercel.spark.api.connect import RemoteClients
 
-PROGRAM = Path(__file__).with_name("site_program.py")
+SITES = ("cloud", "edge")
 CARS = [f"car-{n}" for n in range(20)]
-
-
-class Site:
-    """The Spark application of one site, in a process of its own."""
-
-    def __init__(self, file: Path, name: str) -> None:
-        self.name = name
-        self._log = file.with_name(f"{name}.log").open("ab")
-        self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(file), name, str(file.with_name(name))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            start_new_session=True,  # its JVM and workers end with it
-        )
-
-    def read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"site {self.name} has ended: {Path(self._log.name).read_text(errors='replace')[-3000:]}"
-        return json.loads(line)
-
-    def ask(self, **command: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        return self.read()
-
-    def move(self, keys: list[str], to: str, strategy: str) -> None:
-        found = self.ask(do="move", keys=keys, to=to, strategy=strategy)
-        assert isinstance(found, list), found
-        assert all(" done after " in report for report in found), found
-
-    def kill(self) -> None:
-        """Kill -9 of the driver with its JVM and all workers."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._close()
-
-    def end(self) -> None:
-        """Its standard input ends, and so does the program. One that has failed has ended already."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(60)
-        if self._process.poll() is None:
-            self.kill()
-        else:
-            self._close()
-
-    def _close(self) -> None:
-        with self._process:  # closes its pipes
-            self._log.close()
-
-
-def free_ports(count: int) -> list[int]:
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +43,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sites(file: Path) -> Iterator[dict[str, Site]]:
-    started = {name: Site(file, name) for name in SITES}
+def sites(file: Path) -> Iterator[dict[str, SiteProcess]]:
+    started = {name: SiteProcess(file, name) for name in SITES}
     try:
         for site in started.values():
             assert site.read() == "deployed"
@@ -121,6 +52,12 @@ def sites(file: Path) -> Iterator[dict[str, Site]]:
     finally:
         for site in started.values():
             site.end()
+
+
+def move(site: SiteProcess, keys: list[str], to: str, strategy: str) -> None:
+    found = site.ask(do="move", keys=keys, to=to, strategy=strategy)
+    assert isinstance(found, list), found
+    assert all(" done after " in report for report in found), found
 
 
 def connected(file: Path, site: str) -> RemoteClients:
@@ -164,17 +101,17 @@ class Traffic:
 
 
 def test_keys_move_between_applications_and_a_killed_application_comes_back(
-    sites: dict[str, Site], file: Path
+    sites: dict[str, SiteProcess], file: Path
 ) -> None:
     cloud = sites["cloud"]
     traffic = Traffic(file, enters="edge", leaves="edge", name="gateway")
     try:
         traffic.send(20)
-        cloud.move(CARS, "edge", "live")
+        move(cloud, CARS, "edge", "live")
         traffic.send(20)
-        cloud.move(CARS, "cloud", "pause")
+        move(cloud, CARS, "cloud", "pause")
         traffic.send(20)
-        cloud.move(CARS[:10], "edge", "live")
+        move(cloud, CARS[:10], "edge", "live")
         traffic.send(20)
         traffic.check()
         owners = cloud.ask(do="owners", keys=CARS)
@@ -182,7 +119,7 @@ def test_keys_move_between_applications_and_a_killed_application_comes_back(
 
         sites["edge"].kill()
         assert cloud.ask(do="owners", keys=CARS) == owners, "a silent site blocks no question elsewhere"
-        sites["edge"] = Site(file, "edge")
+        sites["edge"] = SiteProcess(file, "edge")
         traffic.send(20)  # the producer connects again by itself
         assert sites["edge"].read() == "deployed"
         traffic.check()
@@ -211,7 +148,7 @@ def test_client_with_another_secret_or_a_wrong_address_is_told_so(file: Path, tm
 
 @pytest.mark.usefixtures("sites")
 def test_a_second_application_of_a_site_or_another_program_is_refused(file: Path) -> None:
-    again = Site(file, "edge")
+    again = SiteProcess(file, "edge")
     assert "is in use by the driver" in again.read()["error"]
     again.end()
     declared = connected(file, "cloud").deployment.manifest()

@@ -45,6 +45,10 @@ def chaos(
             help=f"{', '.join(DURABILITIES)}; executors can lose their disks with backup and replica."
         ),
     ] = DEFAULT,
+    applications: Annotated[
+        int,
+        typer.Option(help="1; or 2: sites that are applications of their own, and faults between them."),
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option(help="New directory for the recording. Default: out/chaos-SEED-TIME")
     ] = None,
@@ -75,10 +79,17 @@ def chaos(
     from tiercel.chaos.verdict import SLOTS, Verdict, judge  # Spark is loaded only when it is asked for
     from tiercel.spark.cluster.session import open_session
 
+    if applications not in (1, 2):
+        raise UserError(f"--applications {applications}", expected="1 or 2")
+    if applications == 2 and (master, durability) != (MASTER, DEFAULT):
+        raise UserError("--master or --durability with --applications 2", expected="one of them")
     check_master(master)
     check_durability(durability)
     place = recording_place(out or Path("out") / f"chaos-{seed}-{time.strftime('%Y%m%d-%H%M%S')}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that mounts and children end with us
+    if applications == 2:
+        _between_applications(place, seed, minutes, as_json=as_json)
+        return
     with progress() as show_progress:
         run_log = Supervisor(place, seed, master, durability, show_progress).run(minutes * 60)
         (place / "faults.json").write_bytes(msgspec.json.encode(run_log))
@@ -102,6 +113,26 @@ def chaos(
         raise typer.Exit(1)
     if verdict.too_few:
         raise typer.Exit(2)
+
+
+def _between_applications(place: Path, seed: int, minutes: float, *, as_json: bool) -> None:
+    from tiercel.chaos.sites.run import SitesRun
+
+    with progress() as show_progress:
+        verdict = SitesRun(place, seed, show_progress).run(minutes * 60)
+    found = {"good": verdict.good, **msgspec.to_builtins(verdict)}
+    document = msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
+    (place / "verdict.json").write_text(document, encoding="utf-8")
+    if as_json:
+        print(document)
+    else:
+        table = Table("", "", box=box.SIMPLE, show_header=False)
+        for name, value in found.items():
+            table.add_row(name, str(value))
+        Console().print(table)
+        Console().print(f"recorded in {place}", markup=False)
+    if not verdict.good:
+        raise typer.Exit(1)
 
 
 @contextmanager

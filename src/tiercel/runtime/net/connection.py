@@ -320,8 +320,8 @@ class Connection(asyncio.Protocol):
     def send(self, messages: Sequence[Message]) -> None:
         """Send messages in one write."""
         transport = self._transport
-        if self.phase is not ConnectionPhase.OPEN or transport is None:
-            return
+        if self.phase is not ConnectionPhase.OPEN or transport is None or transport.is_closing():
+            return  # a transport that has been aborted raises, and reports its end only in the next turn
         data = b"".join([encode_frames(message) for message in messages])
         unsent = transport.get_write_buffer_size()
         if self._shaper is None:

@@ -1,6 +1,9 @@
-"""The program of one site, run in a process of its own: it obeys JSON lines on its standard input.
+"""The program of one site, as a Spark application of its own: it obeys JSON lines on its standard input.
 
-python site_program.py FILE SITE STORAGE
+Responsible for: declaring the same graph at every site; moves, scalings and questions on command.
+Not responsible for: the process (site_process.py), the load and the verdict (run.py).
+
+    python -m tiercel.chaos.sites.site_program FILE SITE STORAGE
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import tiercel
 
@@ -38,9 +41,9 @@ class Sums(StatefulProcessor):
         """Nothing to let go."""
 
 
-def declare(live: tiercel.Live, output: str = OUTPUT) -> tiercel.LiveStream:
+def declare(live: tiercel.Live) -> None:
     cars = live.stream("cars", INPUT, key="car")
-    return cars.transform_with_state(Sums(), output, name="sums", instances=INSTANCES)
+    cars.transform_with_state(Sums(), OUTPUT, name="sums", instances=INSTANCES)
 
 
 def answer(live: tiercel.Live, command: dict[str, Any]) -> Any:
@@ -53,7 +56,8 @@ def answer(live: tiercel.Live, command: dict[str, Any]) -> Any:
             return live.owners("sums", keys)
         case {"do": "status"}:
             return live.status().as_dict()
-    raise ValueError(command)
+        case _:
+            return {"error": f"unknown command {command!r}"}
 
 
 def main(file: str, site: str, storage: str) -> None:
