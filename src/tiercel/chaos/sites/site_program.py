@@ -13,10 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-
 import tiercel
+from tiercel.spark.operators.processor_adapter import Row, StatefulProcessor, StatefulProcessorHandle
 
 INPUT = "car string, n long"
 OUTPUT = "car string, n long, total long"
