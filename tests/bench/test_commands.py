@@ -24,7 +24,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*options: object) -> None:
         pytest.fail("it was measured")
 
-    modules = {"idle": "idle_overhead", "word-recovery": "word_recovery"}
+    modules = {"idle": "idle_overhead", "word-recovery": "word_recovery", "elastic": "elasticity.ramp"}
     for name in (*COMMANDS, "recover_sweep"):
         module = import_module(f"tiercel.bench.scenarios.{modules.get(name, name)}")
         monkeypatch.setattr(module, "measure", measure)

@@ -242,7 +242,7 @@ def elastic(
     _check("--state-bytes", state_bytes, 0, 10_000_000)
     _check("--max", most, 1, 64)
     _check("--seed", seed, 0, 2**31)
-    from tiercel.bench.scenarios import elastic as bench_elastic
+    from tiercel.bench.scenarios.elasticity import ramp as bench_elastic
 
     chosen = _choose("--modes", _parts(modes), bench_elastic.MODES)
     options = bench_elastic.Options(
