@@ -115,7 +115,9 @@ def _q8_drrs(kinds: Kinds) -> DataFrame:
 
 
 def _windowed(frame: DataFrame, size: str, slide: str) -> DataFrame:
-    return _timed(frame).withColumn("window", f.window("dateTime", size, slide))
+    """With the window as the only event time: Spark allows a stream one."""
+    windows = _timed(frame).withColumn("window", f.window("dateTime", size, slide))
+    return windows.withColumn("dateTime", f.expr("timestamp_micros(unix_micros(dateTime))"))
 
 
 PLAIN: dict[str, Callable[[Kinds], DataFrame]] = {
