@@ -10,7 +10,8 @@ from tiercel.sim.scenario.features import DRAWN_FEATURES
 from tiercel.sim.scenario.scenario import FAULTS, Options
 
 WALKED = Options(faults=FAULTS, sites_max=6, scales=True, features=DRAWN_FEATURES, walks=True)
-SEEDS = (73, 222, 85, 5, 211, 226, 63, 64, 141)  # few that do what `tiercel sim --seeds 300 --walks` does
+# A few of those of `tiercel sim --seeds 300 --walks`; most paths are walked by three of them.
+SEEDS = (3, 5, 23, 36, 38, 40, 50, 62, 63, 65, 73, 85, 105, 116, 141, 166, 174, 195, 211, 272, 287, 299)
 
 
 def test_a_fixed_set_of_seeds_walks_every_rare_path() -> None:

@@ -109,7 +109,7 @@ WALKS: dict[str, Walk] = {
         MoveCoordinator, "done_is_on_its_way", _true
     ),
     "a move waits for the notice that the last one is undone": Walk(
-        MoveCoordinator, "abort_is_on_its_way", _true
+        MoveCoordinator, "abort_is_on_its_way", _true, False
     ),
     "a retirement is answered too late": Walk(Controller, "answers_retirement", _false),
     "a takeover": Walk(parallel_recovery, "_give", _called),
@@ -130,7 +130,6 @@ WALKS: dict[str, Walk] = {
     "undone: the deadline passed": Walk(OutgoingMove, "abort", _aborts("not decided within")),
     "undone: the shadow is full": Walk(OutgoingMove, "abort", _aborts("shadow outbox is full"), False),
     "undone: the destination does not run": Walk(OutgoingMove, "abort", _aborts("is not running")),
-    "chunks wait for receipts": Walk(StateSender, "pump", lambda args, _: args[0].blocked),
     "chunks are sent again": Walk(StateSender, "resend", _called),
     "the destination withholds all it may": Walk(StateReceiver, "_must_stall", _is_full),
     # moves behind the flip
