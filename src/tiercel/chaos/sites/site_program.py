@@ -66,10 +66,10 @@ def main(file: str, site: str, storage: str) -> None:
         print(json.dumps("deployed"), flush=True)
         for line in sys.stdin:
             try:
-                said = answer(live, json.loads(line))
+                result = answer(live, json.loads(line))
             except tiercel.UserError as error:
-                said = {"error": str(error)}
-            print(json.dumps(said), flush=True)
+                result = {"error": str(error)}
+            print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
