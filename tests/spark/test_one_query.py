@@ -146,6 +146,7 @@ def test_rows_that_differ_in_a_second_attempt_fail_the_query_by_name(
     assert f"batch {last} of query" in said
 
 
+@pytest.mark.long
 def test_a_second_query_from_one_operator_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     files = Files(tmp_path / "files", INPUT)
     files.write([("a", 1)])
@@ -163,8 +164,8 @@ def test_a_second_query_from_one_operator_is_refused(spark: SparkSession, tmp_pa
 @pytest.mark.parametrize(
     "name",
     [
-        "value state",
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("list state", "map state", "initial state")),
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("value state", "list state", "map state")),
+        pytest.param("initial state", marks=pytest.mark.long),
     ],
 )
 def test_outputs_of_each_key_equal_those_of_spark(name: str, spark: SparkSession, tmp_path: Path) -> None:
@@ -214,3 +215,30 @@ def test_sink_has_each_row_once_in_order_after_the_driver_was_killed(tmp_path: P
     assert process.wait(300) == 0, (tmp_path / "driver.log").read_text(encoding="utf-8")[-3000:]
     found = json.loads((tmp_path / one_query_driver.FOUND).read_text(encoding="utf-8"))
     assert sorted(map(tuple, found)) == sorted(expected.rows)
+
+
+class Choosy(Chain):
+    """Raises on some rows."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        kept = list(rows)
+        if any(row.seq % 10 == 3 for row in kept):
+            raise ValueError(f"rows of {key[0]} end in 3")
+        yield from super().handleInputRows(key, iter(kept), timerValues)
+
+
+def test_dead_letters_that_nobody_reads_are_counted_and_a_warning_says_why(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = Files(tmp_path / "files", INPUT)
+    files.write([("car-1", seq) for seq in range(40)])
+    grouped = files.frame(spark).groupBy("car")
+    chosen = tiercel.transform_with_state(grouped, Choosy(), OUTPUT, "append", "none")
+    running = chosen.writeStream.format("noop").start()
+    running.processAllAvailable()
+    [live] = tiercel.deployments()
+    until(lambda: live.status().dead_letters["choosy.dead"] >= 4, lambda: str(live.status()))
+    running.stop()
+    assert live.status().dead_letters == {"input/dead": 0, "choosy.dead": 4}
+    assert "dead letters of choosy.dead: 4" in str(live.status())
+    assert "the first reason: ValueError: rows of car-1 end in 3" in caplog.text

@@ -108,6 +108,62 @@ def test_processor_sees_and_yields_the_same_as_under_spark(spark: SparkSession) 
         assert tuple(mine) == zone.values(zone.payload((*theirs[:4], aware, theirs.absent)))
 
 
+NAIVE = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001
+YIELDED = [  # what Spark takes for a column of a type, beyond values of that type
+    ("timestamp", NAIVE),
+    ("timestamp", NOON),
+    ("timestamp", 300),
+    ("timestamp_ntz", NAIVE),
+    ("timestamp_ntz", NOON),
+    ("date", DAY),
+    ("date", NAIVE),
+    ("date", 300),
+    ("int", 1.0),
+    ("int", decimal.Decimal("7")),
+    ("double", 3),
+    ("double", True),
+    ("float", 0.1),
+    ("decimal(10,2)", decimal.Decimal("1.5")),
+    ("decimal(10,2)", 3),
+    ("binary", "text"),
+    ("binary", bytearray(b"x")),
+    ("string", "text"),
+    ("array<int>", (1, None)),
+    ("array<timestamp>", [NAIVE, None]),
+    ("map<string,date>", {"a": NAIVE, "b": None}),
+    ("struct<a:int,b:string>", {"a": 1}),
+    ("struct<a:int,b:timestamp>", Row(a=1, b=NAIVE)),
+    ("struct<a:int,b:array<struct<c:double>>>", {"a": 1, "b": [{"c": 1}, None]}),
+    *((kind, None) for kind in ("timestamp", "int", "decimal(4,1)", "array<int>", "struct<a:int>")),
+]
+YIELDED_SCHEMA = "k string, " + ", ".join(f"c{n} {kind}" for n, (kind, _) in enumerate(YIELDED))
+
+
+class Yields(StatefulProcessor):
+    """Yields values that are not quite of the declared types."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        yield Row(k=key[0], **{f"c{n}": value for n, (_, value) in enumerate(YIELDED)})
+
+    def close(self) -> None:
+        pass
+
+
+def test_values_that_a_processor_yields_are_taken_as_spark_takes_them(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([("a",)], "k string")
+    [theirs] = frame.groupBy("k").transformWithState(Yields(), YIELDED_SCHEMA, "update", "none").collect()
+    trial = Trial(Yields(), schema="k string", key="k", output=YIELDED_SCHEMA)
+    trial.send(("a",))
+    assert trial.dead_letters() == []
+    [ours] = trial.outputs()
+    codec = RowCodec(YIELDED_SCHEMA)
+    [sparks] = spark.createDataFrame([ours], codec.schema).collect()  # in the zone in which Spark shows it
+    assert sparks == theirs
+
+
 def test_spark_accepts_our_arrow_batches(spark: SparkSession) -> None:
     columns = RowCodec(SCHEMA, "k")
     batch = columns.arrow_batch([columns.pack(each)[2] for each in ROWS])

@@ -63,6 +63,7 @@ from tiercel.spark.cluster.task import Build, build_host
 from tiercel.spark.cluster.warm_workers import check_count
 from tiercel.spark.operators.processor_adapter import InputPlan
 from tiercel.spark.rows.row_codec import Schema
+from tiercel.spark.sources.dead_letter_watch import DeadLetterWatch
 from tiercel.spark.sources.stream_source import register
 from tiercel.spark.sources.table_refresh import TableRefresh
 
@@ -200,6 +201,7 @@ class Live:
         self.build: Build = build_host  # what a task hosts; benchmarks replace it
         self._feeds: list[Feed] = []
         self._refreshes: dict[str, TableRefresh] = {}  # by operator
+        self._dead_letter_watch: DeadLetterWatch | None = None
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._lock: DriverLock | None = None
         self._deploy_lock = threading.RLock()  # two threads may both be the first to use it
@@ -298,6 +300,12 @@ class Live:
     def close_at_stop(self, client: Client) -> None:
         """Close a client when the deployment stops, so that it does not wait for what cannot come."""
         self._clients.add(client)
+
+    def watch_dead_letters(self) -> None:
+        """Warn about dead letters from now on, and count them in the status."""
+        self.deploy()
+        streams = [name for name, s in self.graph.streams.items() if s.logged and _holds_dead_letters(s)]
+        self._dead_letter_watch = self._dead_letter_watch or DeadLetterWatch(self.deployment, streams)
 
     def note_delay(self, stream: str, delay_ms: int) -> None:
         """Use the watermark delay of the DataFrame that feeds a stream as the delay of the stream."""
@@ -518,6 +526,7 @@ class Live:
             running.controller,
             running.decommission_watcher,
             self._feeds,
+            {} if self._dead_letter_watch is None else self._dead_letter_watch.counts,
         )
 
     @property
@@ -562,9 +571,15 @@ class Live:
                 ending.callback(self._lock.release)
             if self._running is not None:
                 ending.callback(self._running.end)
+            if self._dead_letter_watch is not None:
+                ending.callback(self._dead_letter_watch.close)
             for client in list(self._clients):
                 ending.callback(end_client, client)
             for feed in self._feeds if not self.backend.is_stopped() else ():
                 ending.callback(feed.stop)
             for refresh in self._refreshes.values():
                 ending.callback(refresh.stop)
+
+
+def _holds_dead_letters(stream: StreamDeclaration) -> bool:
+    return bool(stream.dead_letters_of) or stream.name == f"{stream.written_by}.dead"

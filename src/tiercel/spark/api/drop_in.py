@@ -66,6 +66,7 @@ def transform_with_state(
             instances={"local": instances},
         )
         result = inside(live, frame, source, outputs) if in_query else outputs.dataframe()
+        live.watch_dead_letters()
     except BaseException:
         live.stop()
         raise

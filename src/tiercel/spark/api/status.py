@@ -7,7 +7,7 @@ Not responsible for: figures over time (the data source `tiercel-metrics`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -59,6 +59,7 @@ class Status(msgspec.Struct, frozen=True):
     feeds: dict[str, str]
     handovers: list[Handover] = []  # decommissioned executors, and the processes that have left them
     unreplicated: list[str] = []  # with durability `replica`: processes without a replica now
+    dead_letters: dict[str, int] = {}  # stream -> rows, where they are watched: live.watch_dead_letters()
 
     def as_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(self)
@@ -98,6 +99,7 @@ class Status(msgspec.Struct, frozen=True):
         lines.append(f"moves: {len(self.moves)}" + (f", running: {', '.join(running)}" if running else ""))
         for feed, state in self.feeds.items():
             lines.append(f"feed {feed}: {state}")
+        lines += [f"dead letters of {name}: {rows}" for name, rows in self.dead_letters.items() if rows]
         lines += [str(handover) for handover in self.handovers]
         lines += [f"{p.name}: {p.reason}" for p in self.processes if p.reason]
         if self.durability == "replica" and len({p.executor for p in self.processes}) == 1:
@@ -118,6 +120,7 @@ def collect_status(
     controller: ControllerThread,
     watch: DecommissionWatcher,
     feeds: Sequence[Feed],
+    dead_letters: Mapping[str, int],
 ) -> Status:
     manifest = deployment.manifest()
     operators: dict[str, dict[str, int]] = {}
@@ -149,6 +152,7 @@ def collect_status(
         {feed.name: _feed_state(feed) for feed in feeds},
         [msgspec.structs.replace(handover) for handover in watch.handovers.values()],
         unreplicated,
+        dict(dead_letters),
     )
 
 

@@ -15,6 +15,7 @@ not fit raises inside the call, so it is handled like an error of user code.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, repeat
@@ -38,6 +39,7 @@ from tiercel.spark.operators.folds import core_fold
 from tiercel.spark.operators.pandas_adapter import PandasForm, in_pandas
 from tiercel.spark.operators.plans import InputPlan, OperatorPlan
 from tiercel.spark.operators.transforms import plain_row, reader
+from tiercel.spark.rows.arrow_rows import ArrowRows
 from tiercel.spark.rows.row_codec import RowCodec, decode_payloads, decode_rows, encode_payload, encode_rows
 from tiercel.spark.rows.row_types import BadRow, row_maker
 from tiercel.spark.rows.values import View
@@ -110,11 +112,14 @@ class ProcessorAdapter:
     # -- output ---------------------------------------------------------------------------------
 
     def output_row(self, key: Key, output: Any) -> CoreRow:
-        output = self._arranged(output)
+        arranged = self._arranged(output)
         try:
             if self._unkeyed:
-                return (key, 0, self._encoded(output))
-            internal = self._check(tuple(output))
+                return (key, 0, self._encoded(arranged))
+            internal = self._check(tuple(arranged))
+        except BadRow as error:
+            internal = self._as_spark_takes_it(output, error)
+        try:
             return (
                 key if self._key_of is None else self._key_of(internal),
                 0 if self._time_of is None else self._time_of(internal),
@@ -128,11 +133,39 @@ class ProcessorAdapter:
         if not self._unkeyed:
             return map(self.output_row, repeat(key), outputs)
         arranged, checked = self._arranged, self._checked
-        try:
-            made = [checked(arranged(output)) for output in outputs]
-        except BadRow as error:
-            raise self._misfit(error) from None
+        made: list[Any] = []
+        for output in outputs:
+            try:
+                made.append(checked(arranged(output)))
+            except BadRow as error:
+                made.append(self._as_spark_takes_it(output, error))
         return [(key, 0, payload) for payload in encode_rows(made)]
+
+    def _as_spark_takes_it(self, output: Any, error: BadRow) -> tuple[Any, ...]:
+        """The internal form of a row that our checks refuse, if Spark takes it.
+
+        Spark lets Arrow convert what a processor yields: a naive datetime is in UTC, an int may be a date.
+        """
+        import pyarrow
+
+        try:
+            given = pyarrow.RecordBatch.from_pylist([output.asDict(True)], schema=self._spark_schema)
+        except (AttributeError, ArithmeticError, TypeError, ValueError, pyarrow.ArrowException):
+            raise self._misfit(error) from None
+        rows, refused = self._spark_rows.rows(given)
+        if refused:
+            raise self._misfit(refused[0][2])
+        return rows[0]
+
+    @functools.cached_property
+    def _spark_schema(self) -> Any:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return to_arrow_schema(self.plan.output.schema, timezone="UTC")
+
+    @functools.cached_property
+    def _spark_rows(self) -> ArrowRows:
+        return ArrowRows(self.plan.output)
 
     def _misfit(self, error: BadRow) -> BadRow:
         hint = error.hint or "change the yielded rows, or the output schema"
