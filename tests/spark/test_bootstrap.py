@@ -41,7 +41,9 @@ def test_second_thread_waits_until_the_deployment_of_the_first_runs(
         names=["cloud"],
     )
     paper: Any = SimpleNamespace(end=lambda: None, handovers={})
-    manifest: Any = SimpleNamespace(topology=SimpleNamespace(sites={"cloud": None}), replicas=None)
+    manifest: Any = SimpleNamespace(
+        topology=SimpleNamespace(sites={"cloud": None}), sites_here=("cloud",), is_root=True, replicas=None
+    )
     monkeypatch.setattr(live.graph, "manifest", lambda *_: manifest)
     monkeypatch.setattr(live.graph, "plan_of", lambda _: None)
     monkeypatch.setattr(DurabilityConfig, "applied", lambda *_: manifest)

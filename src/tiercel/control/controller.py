@@ -106,6 +106,7 @@ class Controller:
         self.next_id = 1
         self.retiring: dict[str, int] = {}  # instance -> number of its retirement, which the answer repeats
         self.recoveries: dict[str, RecoveryRequest] = {}
+        self.replaced: set[str] = set()  # taken over while a move to them was under way
         self.refused: dict[str, str] = {}  # recovery -> why its router refused it
         for key, value in items.items():
             match key:
@@ -214,6 +215,8 @@ class Controller:
             self._keep(step, msgspec.structs.replace(request, given=True))
             # it owns nothing now: a process that returns would restore state that it no longer owns
             self._retire(step, request.instance)
+            if request.instance not in self.retiring:
+                self.replaced.add(request.instance)
             number = self.retiring.get(request.instance, 0)
             step.send(site_of(request.instance), m.Retirement(request.instance, number))
             self._pursue(step)
@@ -350,6 +353,7 @@ class Controller:
             return
         step.note(f"{tracked.move} {tracked.state} {tracked.reason}")
         self._save(step, tracked)
+        self._end_replaced(step, tracked)
         step.send_durable(sender, m.OutcomeStored(status.move))
         self._forget_moves(step)
         self._start_what_can(step)
@@ -431,6 +435,16 @@ class Controller:
         if not any(tracked.wanted.destination == instance for tracked in self.active):
             self.retiring[instance] = self._number(step)
             step.put(("retiring", instance), self.retiring[instance])
+
+    def _end_replaced(self, step: Step, ended: TrackedMove) -> None:
+        """Retire an instance that was taken over, once no move brings it keys any more."""
+        instance = ended.wanted.destination
+        if instance not in self.replaced:
+            return
+        if ended.state == MoveState.UNDONE.value:
+            self._retire(step, instance)
+        if ended.state == MoveState.DONE.value or instance in self.retiring:
+            self.replaced.discard(instance)
 
     def _end_retirement(self, step: Step, instance: str) -> None:
         """The instance is wanted: no answer to its retirement, however late, ends it from now on.

@@ -15,6 +15,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "bins": {
         "controller": (
             "Durable>MoveRequest",
+            "Durable>OutcomeStored",
             "MoveStatus",
         ),
         "source": (
@@ -50,6 +51,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Durable>Prepare",
             "Forgotten",
             "MoveRequest",
+            "OutcomeStored",
             "Prepared",
             "Refused",
             "SourceStopped",
@@ -77,6 +79,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "fetch": {
         "controller": (
             "Durable>MoveRequest",
+            "Durable>OutcomeStored",
             "MoveStatus",
         ),
         "source": (
@@ -112,6 +115,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Durable>Prepare",
             "Forgotten",
             "MoveRequest",
+            "OutcomeStored",
             "Prepared",
             "Refused",
             "SourceStopped",
@@ -139,6 +143,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "live": {
         "controller": (
             "Durable>MoveRequest",
+            "Durable>OutcomeStored",
             "MoveStatus",
         ),
         "source": (
@@ -185,6 +190,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Durable>Prepare",
             "Forgotten",
             "MoveRequest",
+            "OutcomeStored",
             "Prepared",
             "Ready",
             "Refused",
@@ -216,6 +222,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "meces": {
         "controller": (
             "Durable>MoveRequest",
+            "Durable>OutcomeStored",
             "MoveStatus",
         ),
         "source": (
@@ -251,6 +258,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Durable>Prepare",
             "Forgotten",
             "MoveRequest",
+            "OutcomeStored",
             "Prepared",
             "Refused",
             "SourceStopped",
@@ -278,6 +286,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "pause": {
         "controller": (
             "Durable>MoveRequest",
+            "Durable>OutcomeStored",
             "MoveStatus",
         ),
         "source": (
@@ -313,6 +322,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Durable>Prepare",
             "Forgotten",
             "MoveRequest",
+            "OutcomeStored",
             "Prepared",
             "Refused",
             "SourceStopped",
@@ -340,6 +350,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "push": {
         "controller": (
             "Durable>MoveRequest",
+            "Durable>OutcomeStored",
             "MoveStatus",
         ),
         "source": (
@@ -375,6 +386,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Durable>Prepare",
             "Forgotten",
             "MoveRequest",
+            "OutcomeStored",
             "Prepared",
             "Refused",
             "SourceStopped",
@@ -402,6 +414,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "restart": {
         "controller": (
             "Durable>MoveRequest",
+            "Durable>OutcomeStored",
             "MoveStatus",
         ),
         "source": (
@@ -440,6 +453,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Durable>RestartRequest",
             "Forgotten",
             "MoveRequest",
+            "OutcomeStored",
             "Prepared",
             "Refused",
             "SourceStopped",
@@ -469,6 +483,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "subscale": {
         "controller": (
             "Durable>MoveRequest",
+            "Durable>OutcomeStored",
             "MoveStatus",
         ),
         "source": (
@@ -504,6 +519,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "Durable>Prepare",
             "Forgotten",
             "MoveRequest",
+            "OutcomeStored",
             "Prepared",
             "Refused",
             "SourceStopped",
