@@ -132,7 +132,7 @@ def ignore_progress(progress: Progress) -> None:
 
 
 def run(wanted: Run, show: ShowProgress = ignore_progress, spark: SparkSession | None = None) -> Result:
-    """Run an application to its end; with `spark` on this session, which stays open."""
+    """Run an application to its end; with `spark` on that Spark application, which stays open."""
     return run_recorded(wanted, show, spark)[0]
 
 
