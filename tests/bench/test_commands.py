@@ -12,7 +12,7 @@ from tiercel.cli.bench import bench
 
 COMMANDS = (
     *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
-    *("memory", "checkpoint", "app", "nexmark", "pipeline", "word-recovery"),
+    *("memory", "checkpoint", "app", "nexmark", "pipeline", "word-recovery", "largest-load"),
 )
 RUNS = (*COMMANDS, "recover --sweep")
 
@@ -24,7 +24,14 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*options: object) -> None:
         pytest.fail("it was measured")
 
-    modules = {"idle": "idle_overhead", "word-recovery": "word_recovery", "elastic": "elasticity.ramp"}
+    modules = {
+        "idle": "idle_overhead",
+        "elastic": "elasticity.ramp",
+        "app": "applications.app",
+        "nexmark": "applications.nexmark",
+        "word-recovery": "applications.word_recovery",
+        "largest-load": "applications.largest_load",
+    }
     for name in (*COMMANDS, "recover_sweep"):
         module = import_module(f"tiercel.bench.scenarios.{modules.get(name, name)}")
         monkeypatch.setattr(module, "measure", measure)
@@ -60,6 +67,10 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("word-recovery --entries none", "'none' is not a number"),
         ("word-recovery --ways prayer", "unknown 'prayer'"),
         ("word-recovery --rate 0", "--rate 0 is out of range"),
+        ("largest-load --limit 0", "--limit 0 is out of range"),
+        ("largest-load --rate 10 --rate-max 5", "--rate 10 is out of range"),
+        ("largest-load --app paint", "unknown application 'paint'"),
+        ("largest-load --during explode", "unknown change 'explode'"),
         ("app --app paint", "unknown application 'paint'"),
         ("nexmark --queries q9", "unknown 'q9'"),
         ("nexmark --events 5", "--events 5 is out of range"),

@@ -15,7 +15,7 @@ from tiercel.apps.app import POSITION, Output
 from tiercel.apps.catalogue import find_app
 from tiercel.apps.run import Run, run
 from tiercel.apps.verdict import compare
-from tiercel.bench.scenarios import app, word_recovery
+from tiercel.bench.scenarios.applications import app, word_recovery
 
 SMALL: dict[str, tuple[dict[str, Any], int, list[str]]] = {  # options, rate, changes
     "traffic": ({"cars": 50, "segments": 5, "state_bytes": 100}, 300, ["segment", "scale"]),
@@ -89,6 +89,6 @@ def test_benchmark_of_recovery_gives_every_way_and_counts_every_word() -> None:
 
 RECOVERY = """
 import json
-from tiercel.bench.scenarios.word_recovery import Options, measure
+from tiercel.bench.scenarios.applications.word_recovery import Options, measure
 print(json.dumps(measure({options}, lambda step: None)))
 """

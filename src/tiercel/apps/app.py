@@ -77,6 +77,10 @@ class App(ABC, Generic[O]):
         """Events behind the last one, with a key of their own, that close every window."""
         return []
 
+    def load_facts(self, options: O, rate: int) -> dict[str, float]:
+        """What `rate` events a second mean in the words of the application."""
+        return {}
+
     @abstractmethod
     def build(self, live: Live, options: O, instances: Mapping[str, int]) -> Built:
         """Declare streams and operators; the operator that is changed gets these instances."""

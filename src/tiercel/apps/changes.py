@@ -22,7 +22,7 @@ from tiercel.chaos.processes import check_ours, kill
 CHANGE_S_MAX = 180.0
 SLOTS = 4096  # of an operator that does not say otherwise
 MOVED_SHARE = 2  # a move takes every second slot of an instance
-KINDS = ("none", "move", "half", "scale", "kill")
+KINDS = ("none", "move", "half", "scale", "restart", "kill")
 STILL_S = 1.0
 
 
@@ -69,7 +69,9 @@ class Scene:
             case "half":
                 return self._move(kind, source=self.instances()[0].name)
             case "scale":
-                return self._scale_out()
+                return self._scale_out(kind, "live")
+            case "restart":
+                return self._scale_out(kind, "restart")
             case "kill":
                 return self._kill()
             case _:
@@ -85,13 +87,12 @@ class Scene:
         about = "; ".join(map(str, reports)) or "nothing to move: all keys are there"
         return Change(kind, begin_ns, end_ns, about, sum(report.bytes_moved for report in reports))
 
-    def _scale_out(self) -> Change:
+    def _scale_out(self, kind: str, strategy: str) -> Change:
         before = len(self.instances())
         begin_ns = monotonic_ns()
-        self.live.scale(self.operator, {SITE: before + 1}).wait()
-        return Change(
-            "scale", begin_ns, monotonic_ns(), f"{self.operator}: {before} to {before + 1} instances"
-        )
+        self.live.scale(self.operator, {SITE: before + 1}, strategy=strategy).wait()
+        about = f"{self.operator}: {before} to {before + 1} instances ({strategy})"
+        return Change(kind, begin_ns, monotonic_ns(), about)
 
     def _kill(self) -> Change:
         """SIGKILL for the instance with the most slots; ends when its next incarnation is attached."""

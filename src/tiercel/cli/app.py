@@ -68,7 +68,8 @@ def run(
     rate: Annotated[int, typer.Option(help="Events a second; 0: as fast as possible.")] = 1_000,
     seconds: Annotated[float, typer.Option(help="Seconds of load.")] = 20.0,
     during: Annotated[
-        str, typer.Option(help="Changes while it runs, comma-separated: none, move, half, scale, kill.")
+        str,
+        typer.Option(help="Changes while it runs, comma-separated: none, move, half, scale, restart, kill."),
     ] = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Option of the application, as name=value; repeatable.")

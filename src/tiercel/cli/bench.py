@@ -409,7 +409,8 @@ def checkpoint(
 def app(
     name: Annotated[str, typer.Option("--app", help="The application: tiercel app list.")] = "traffic",
     during: Annotated[
-        str, typer.Option(help="Changes while it runs, comma-separated: none, move, half, scale, kill.")
+        str,
+        typer.Option(help="Changes while it runs, comma-separated: none, move, half, scale, restart, kill."),
     ] = "none,move,scale,kill",
     minutes: Annotated[float, typer.Option(help="Minutes of load; changes come evenly inside.")] = 2.0,
     rate: Annotated[int, typer.Option(help="Events a second; 0: as fast as possible.")] = 2_000,
@@ -425,7 +426,7 @@ def app(
     Example: tiercel bench app --app traffic --during none,move,scale,kill --minutes 1
     """
     from tiercel.apps.catalogue import find_app
-    from tiercel.bench.scenarios import app as bench_app
+    from tiercel.bench.scenarios.applications import app as bench_app
     from tiercel.cli.app import parse_list, parse_settings
 
     options = bench_app.Options(
@@ -480,6 +481,53 @@ def pipeline(
         run.rows, run.more = bench_pipeline.measure(options, run.show_progress)
 
 
+@bench.command("largest-load", short_help="The highest rate of an application with every answer in time.")
+def largest_load(
+    name: Annotated[str, typer.Option("--app", help="The application: tiercel app list.")] = "toll",
+    limit: Annotated[float, typer.Option(help="Seconds within which every answer must come.")] = 5.0,
+    rate: Annotated[int, typer.Option(help="Events a second of the first run; then twice as many.")] = 1_000,
+    rate_max: Annotated[int, typer.Option(help="Do not try more than this.")] = 50_000,
+    steps: Annotated[int, typer.Option(help="Steps that halve the distance behind the doubling.")] = 2,
+    seconds: Annotated[float, typer.Option(help="Seconds of load at each rate.")] = 60.0,
+    during: Annotated[
+        str, typer.Option(help="Changes inside each run, comma-separated, as in `bench app`; empty: none.")
+    ] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Option of the application, as name=value; repeatable.")
+    ] = None,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Search for the highest rate of an application at which every answer comes in time.
+
+    Linear Road's measure: the largest load factor with every answer within 5 s.
+
+    Example: tiercel bench largest-load --app toll --set expressways=0 --limit 5 --seconds 60
+    """
+    from tiercel.apps.catalogue import find_app
+    from tiercel.bench.scenarios.applications import largest_load as bench_load
+    from tiercel.cli.app import parse_list, parse_settings
+
+    _check("--limit", limit, 0.001, 3600)
+    _check("--steps", steps, 0, 10)
+    _check("--rate", rate, 1, rate_max)
+    given = parse_settings(settings or [])
+    options = bench_load.Options(
+        find_app(name), given, rate, rate_max, steps, limit, seconds, parse_list(during), seed
+    )
+    chosen = options.run_at(rate_max).check()
+    with _measuring("largest-load", as_json, out, seed) as run:
+        run.settings = {
+            "app": name,
+            "limit_s": limit,
+            "seconds": seconds,
+            "during": list(options.during),
+            **msgspec.to_builtins(chosen),
+        }
+        run.rows = bench_load.measure(options, run.show_progress)
+
+
 @bench.command("word-recovery", short_help="Recovery of SEEP's word count, by size of state.")
 def word_recovery(
     entries: Annotated[str, typer.Option(help="Numbers of words, comma-separated.")] = "100,10000,100000",
@@ -499,7 +547,7 @@ def word_recovery(
 
     Example: tiercel bench word-recovery --entries 100 --ways none,checkpoint --seconds 3
     """
-    from tiercel.bench.scenarios import word_recovery as bench_words
+    from tiercel.bench.scenarios.applications import word_recovery as bench_words
 
     wanted = _numbers("--entries", entries, 1, 1_000_000)
     chosen = _choose("--ways", _parts(ways), bench_words.WAYS)
@@ -529,7 +577,7 @@ def nexmark(
     """
     from tiercel.apps.nexmark.beside import BATCH, EVENTS_MAX
     from tiercel.apps.nexmark.queries import QUERIES
-    from tiercel.bench.scenarios import nexmark as bench_nexmark
+    from tiercel.bench.scenarios.applications import nexmark as bench_nexmark
 
     chosen = _choose("--queries", _parts(queries), list(QUERIES))
     _check("--events", events, BATCH, EVENTS_MAX)
