@@ -88,6 +88,7 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("throughput --processors sum", "unknown 'sum'"),
         ("throughput --forms fold,lambda", "unknown 'lambda'"),
         ("throughput --spark-rows many", "'many' is not a number"),
+        ("throughput --keys 1000,0", "--keys 0 is out of range"),
         ("throughput --spark-batches 0", "--spark-batches 0 is out of range"),
         ("latency --rates 0", "--rates 0 is out of range"),
         ("latency --rates 1000,,5", "'' is not a number"),

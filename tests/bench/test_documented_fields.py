@@ -164,12 +164,12 @@ def test_throughput_has_the_documented_fields(
     monkeypatch.setattr(throughput, "own_code_us", lambda operator: 1.0)
     batch = {"rows_per_batch": 100, "batches": 3, "events_per_s": 3, "batch_p50_ms": 1.0, "batch_max_ms": 1.0}
     monkeypatch.setattr(throughput.spark_batches, "measure", lambda *_: batch)
-    found = result_of(capsys, "throughput --spark-rows 100,200", 1)
-    assert len(found["rows"]) == 4
+    found = result_of(capsys, "throughput --keys 10,20 --spark-rows 100,200", 1)
+    assert [row["keys"] for row in found["rows"]] == [10] * 4 + [20] * 4
     for row in found["rows"]:
         assert row.keys() == fields("throughput")
         assert (row["ratio"], row["ratio_below_2s"], row["faults"]) == (3.0, 3.0, 1)
-    assert all(line.keys() - {"processor"} <= named(section("throughput")) for line in found["spark"])
+    assert all(line.keys() - {"keys", "processor"} <= named(section("throughput")) for line in found["spark"])
 
 
 # -- with a death --------------------------------------------------------------------------------------

@@ -63,18 +63,20 @@ def throughput(
     spark_batches: Annotated[
         int, typer.Option(help="Measured micro-batches of each size, after 3 for warm-up.")
     ] = 3,
-    keys: Keys = 1_000,
+    keys: Annotated[
+        str, typer.Option(help="Numbers of keys, comma-separated; each has its own rows of the result.")
+    ] = "1000",
     seed: Seed = 1,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
     """Measure events a second from a producer to a subscriber, next to Spark's own transformWithState.
 
-    Example: tiercel bench throughput --seconds 5 --spark-rows 20000 --spark-batches 1
+    Example: tiercel bench throughput --keys 1000,100000 --seconds 5 --spark-rows 20000 --spark-batches 1
     """
     _check("--seconds", seconds, 1, 3_600)
     _check("--spark-batches", spark_batches, 1, 1_000)
-    _check("--keys", keys, 1, 1_000_000)
+    counts = _numbers("--keys", keys, 1, 1_000_000)
     _check("--seed", seed, 0, 2**31)
     _choose("--durability", [durability], DURABILITIES)
     chosen = _choose("--processors", _parts(processors), PROCESSORS)
@@ -82,12 +84,21 @@ def throughput(
     rows = [] if spark_rows == "none" else _numbers("--spark-rows", spark_rows, 100, 10_000_000)
     from tiercel.bench.scenarios import throughput as bench_throughput
 
-    options = bench_throughput.Options(chosen, written, durability, seconds, keys, rows, spark_batches, seed)  # type: ignore[arg-type]
+    options = bench_throughput.Options(
+        chosen,
+        written,
+        durability,  # type: ignore[arg-type]
+        seconds,
+        counts,
+        rows,
+        spark_batches,
+        seed,
+    )
     with _measuring("throughput", as_json, out, seed) as run:
         run.settings = {
             "durability": durability,
             "seconds": seconds,
-            "keys": keys,
+            "keys": counts,
             "batch": bench_throughput.BATCH,
             "backlog_rows_max": bench_throughput.BACKLOG_ROWS_MAX,
             "spark_rows": rows,

@@ -58,40 +58,53 @@ class Options:
     forms: Sequence[str]  # "processor": as it is for Spark; "fold": the same as a step function
     durability: Durability
     seconds: float
-    keys: int
+    keys: Sequence[int]
     spark_rows: Sequence[int]  # none: Spark is left out
     spark_batches: int
     seed: int
 
 
 def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], Line]:
-    """One row for each processor and form, with Spark's figure for each batch size and our CPU."""
-    order = list(range(options.keys))
-    random.Random(options.seed).shuffle(order)
-    ours: dict[tuple[str, str], Line] = {}
+    """One row for each number of keys, processor and form; beside it Spark by batch size, and our CPU."""
+    orders = {keys: shuffled(keys, options.seed) for keys in options.keys}
+    ours: dict[tuple[int, str, str], Line] = {}
     spark = open_session("tiercel-bench", slots=PROCESSES + 2)
     try:
-        for name, form in product(options.processors, options.forms):
+        for keys, name, form in product(options.keys, options.processors, options.forms):
             forms, schema = PROCESSORS[name]
-            show_progress(f"{name} as a {form}: Tiercel, {options.seconds:g} s")
+            show_progress(f"{name} as a {form}, {keys:,} keys: Tiercel, {options.seconds:g} s")
             limits = Settings(backlog_rows_max=BACKLOG_ROWS_MAX)
             with deployed(
                 spark, forms[form](), READING, schema, durability=options.durability, settings=limits
             ) as running:
-                ours[name, form] = _sustained(running, order, options.seconds)
-            ours[name, form]["own_code_us"] = own_code_us(forms[form]())
+                line = ours[keys, name, form] = _sustained(running, orders[keys], options.seconds)
+            line["own_code_us"] = own_code_us(forms[form]())
     finally:
         spark.stop()
-    sparks = _sparks(options, order, show_progress) if options.spark_rows else []
+    sparks = _sparks(options, orders, show_progress) if options.spark_rows else []
     rows = []
-    for (name, form), line in ours.items():
-        mine = [each for each in sparks if each["processor"] == name]
-        rows.append(_row(name, form, options.durability, line, spark_batches.best(mine) if mine else {}))
+    for (keys, name, form), line in ours.items():
+        mine = [each for each in sparks if (each["keys"], each["processor"]) == (keys, name)]
+        best = spark_batches.best(mine) if mine else {}
+        rows.append({"keys": keys, **_row(name, form, options.durability, line, best)})
     used = [
-        {"processor": name, "form": form, **line["cpu_us"], "own_code": round(line["own_code_us"], 2)}
-        for (name, form), line in ours.items()
+        {
+            "keys": keys,
+            "processor": name,
+            "form": form,
+            **line["cpu_us"],
+            "own_code": round(line["own_code_us"], 2),
+        }
+        for (keys, name, form), line in ours.items()
     ]
     return rows, {"spark": sparks, "cpu_us_per_tuple": used}
+
+
+def shuffled(keys: int, seed: int) -> list[int]:
+    """The keys in the order in which the load takes turns, the same for each seed."""
+    order = list(range(keys))
+    random.Random(seed).shuffle(order)
+    return order
 
 
 def _row(name: str, form: str, durability: str, ours: Line, sparks: Line) -> Line:
@@ -158,18 +171,18 @@ def _sustained(running: BenchDeployment, order: Sequence[int], seconds: float) -
     }
 
 
-def _sparks(options: Options, order: Sequence[int], show_progress: ShowProgress) -> list[Line]:
+def _sparks(options: Options, orders: dict[int, list[int]], show_progress: ShowProgress) -> list[Line]:
     spark = open_session("tiercel-bench-spark", slots=os.cpu_count() or 1)
     lines = []
     try:
-        for name in options.processors:
+        for keys, name in product(options.keys, options.processors):
             forms, schema = PROCESSORS[name]
             for rows in options.spark_rows:
-                show_progress(f"{name}: Spark, {rows:,} rows a batch")
+                show_progress(f"{name}, {keys:,} keys: Spark, {rows:,} rows a batch")
                 line = spark_batches.measure(
-                    spark, forms["processor"](), schema, order, rows, options.spark_batches
+                    spark, forms["processor"](), schema, orders[keys], rows, options.spark_batches
                 )
-                lines.append({"processor": name, **line})
+                lines.append({"keys": keys, "processor": name, **line})
     finally:
         spark.stop()
     return lines
