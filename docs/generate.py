@@ -278,6 +278,7 @@ RULES: dict[str, Rule] = {
         (
             "migration.destination_router:IncomingMove.on_flipped",
             "migration.destination_instance:StateReceiver._times",
+            "model.routing:RoutingTable.clock_ms",
             "router.watermarks:Watermarks.promise",
         ),
     ),

@@ -24,7 +24,7 @@ import msgspec
 from tiercel.core.machine.effects import StorageKey, Write
 from tiercel.core.machine.stored import CheckpointHeader, LogReader
 from tiercel.core.model.keys import Key, KeySet, StateImage
-from tiercel.core.model.routing import Route, RouteUpdate, RoutingTable, slot_of
+from tiercel.core.model.routing import RouteUpdate, RoutingTable, slot_of
 from tiercel.core.model.topology import Operator, operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir, DriverLock
@@ -173,11 +173,7 @@ def _transfer(
     if all(slot in keys.slots for slot, route in enumerate(table.slots) if route.instance == source):
         overridden = {k: r for k, r in table.overrides.items() if r.instance == source}
         update.keys.update(
-            {
-                k: Route(destination, r.epoch + 1)
-                for k, r in overridden.items()
-                if _slot(k, operator) not in keys.slots
-            }
+            {k: r.to(destination) for k, r in overridden.items() if _slot(k, operator) not in keys.slots}
         )
     before = dict(table.overrides)
     table.take(update)

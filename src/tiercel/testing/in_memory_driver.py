@@ -95,6 +95,7 @@ class InMemoryDriver:
         self.topology = topology
         self.settings = settings or Settings()
         self.now_ms = now_ms
+        self.ahead_ms: dict[str, float] = defaultdict(float)  # machine -> how much its clock is ahead
         self.took_ms = 0.0  # every event, as `Continued` reports it
         self.machines: dict[str, Any] = {}
         self.disks: dict[str, dict[StorageKey, Any]] = defaultdict(dict)
@@ -180,7 +181,7 @@ class InMemoryDriver:
     def handle(self, name: str, event: Event) -> list[Effect]:
         """Gives one event to a machine and runs until nothing is left to do; returns its own effects."""
         self.read_state(name, event)
-        effects = self.machines[name].on_event(event, self.now_ms)
+        effects = self.machines[name].on_event(event, self.now_ms + self.ahead_ms[name])
         self.perform(name, effects)
         self.run()
         return list(effects)
@@ -256,7 +257,7 @@ class InMemoryDriver:
             name, event = self._queue.popleft()
             if name in self.machines:
                 self.read_state(name, event)
-                self.perform(name, self.machines[name].on_event(event, self.now_ms))
+                self.perform(name, self.machines[name].on_event(event, self.now_ms + self.ahead_ms[name]))
                 validate = getattr(self.machines.get(name), "validate", None)
                 if validate is not None:
                     validate()
@@ -287,7 +288,7 @@ class InMemoryDriver:
                 case Continue():
                     self._queue.append((name, Continued(self.took_ms)))
                 case SetTimer():
-                    self.timers[name, effect.name] = effect.at_ms
+                    self.timers[name, effect.name] = effect.at_ms - self.ahead_ms[name]
                 case Note():
                     if self._transcript:
                         self.notes.append(effect.text)
@@ -347,7 +348,7 @@ class InMemoryDriver:
         """Hands the machine the stored versions of evicted keys that the event needs, before the event."""
         machine = self.machines[name]
         if isinstance(machine, Instance) and (missing := machine.missing_state(event)):
-            machine.on_event(StateRead(self.versions(name, missing)), self.now_ms)
+            machine.on_event(StateRead(self.versions(name, missing)), self.now_ms + self.ahead_ms[name])
 
     def versions(self, name: str, places: Iterable[StorageKey]) -> dict[StorageKey, tuple[StateImage, int]]:
         found = {place: copy.deepcopy(self.disks[name][place]) for place in places}

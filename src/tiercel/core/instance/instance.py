@@ -109,6 +109,8 @@ class Instance:
             *self.runner.about_keys,
             memory_bytes_max=self.operator.memory_limit(self.settings),
         )
+        if not self.runner.event_time:
+            self.space.has_reached = self._has_reached
         self.applied = 0
         self.flushes = 0  # of this incarnation
         self.confirmed = 0  # flushes that are durable at the router
@@ -126,6 +128,9 @@ class Instance:
 
     def _epoch_of(self, key: Key) -> int:
         return self.routes.route(key).epoch
+
+    def _has_reached(self, key: Key, time_ms: int) -> bool:
+        return time_ms <= self.routes.floor_ms and time_ms <= self.routes.route(key).floor_ms
 
     # -- events ------------------------------------------------------------------------------
 

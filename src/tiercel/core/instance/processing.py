@@ -99,11 +99,13 @@ class Processing:
         space, call, out = instance.space, instance.runner.call, self._out
         states, new_timers = space.keys, instance.runner.handle.new_timers
         time_ms, watermark_ms, offset = entry.time_ms, instance.watermark_ms, entry.offset
+        floor_ms = instance.routes.floor_ms
         if space.snapshots:
             space.before_change(by_key)
         for key, of_key in by_key.items():
             state = states.get(key) or space.state(key)
-            call(state, key, of_key, time_ms, watermark_ms, offset, out)
+            at_ms = time_ms if time_ms >= floor_ms else instance.routes.clock_ms(key, time_ms)
+            call(state, key, of_key, at_ms, watermark_ms, offset, out)
             if new_timers or not state.values:
                 space.touched(key, state, new_timers)
         space.dirty.update(dict.fromkeys(by_key))
@@ -146,13 +148,15 @@ class Processing:
             self.instance.moves.on_clock(step, entry)
 
     def fire_due(self, due_ms: int, entry: Entry) -> None:
-        """Fire the timers of own keys up to `due_ms`."""
+        """Fire the timers of own keys up to `due_ms`, or up to the clock of the key if it is ahead."""
         instance = self.instance
         space, runner, moves = instance.space, instance.runner, instance.moves
         for key in space.due(due_ms):
             space.before_change([key])
             state = space.keys[key]
-            runner.fire(state, key, due_ms, entry.time_ms, instance.watermark_ms, entry.offset, self._out)
+            time_ms = instance.routes.clock_ms(key, entry.time_ms)
+            until_ms = due_ms if runner.event_time else max(due_ms, time_ms)
+            runner.fire(state, key, until_ms, time_ms, instance.watermark_ms, entry.offset, self._out)
             space.touched(key, state, runner.handle.new_timers)
             if moves:
                 moves.on_timer_fired(key)

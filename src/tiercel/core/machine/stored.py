@@ -49,7 +49,6 @@ class IncomingMoveRecord(msgspec.Struct):
     adopted: int = -1  # offset of Adopt
     emit_from: int = -1
     merged: int = -1  # offset of Done
-    time_ms: int = 0
     watermark_ms: int = -1
     frozen_ms: int = -1  # the promised watermark of the operator's outputs; constant during the move
     vote: m.Ready | None = None

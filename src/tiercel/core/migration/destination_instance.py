@@ -49,7 +49,7 @@ from tiercel.core.model.log import (
     Tick,
     Watermark,
 )
-from tiercel.core.model.routing import RouteUpdate, slot_of
+from tiercel.core.model.routing import Route, RouteUpdate, slot_of
 from tiercel.core.state.digests import DigestJob
 from tiercel.core.state.handle import KeyState
 from tiercel.core.state.table import StateTable, no_epoch
@@ -94,6 +94,8 @@ class StateReceiver:
         self.flip_offset = -1  # flip first: the shadow ends there
         self.emit_from: int | None = None
         self.space = StateTable(instance.operator.slots, self.epoch_of, *instance.user_code.about_keys)
+        if not instance.user_code.event_time:
+            self.space.has_reached = self._has_reached
         self.at: dict[Key, Position] = {}  # the position of each key's image
         self.floor_wm: dict[Key, int] = {}
         self.marks = LogWatermarks(-1, -1)
@@ -192,9 +194,20 @@ class StateReceiver:
 
     def epoch_in(self, key: Key, stage: int) -> int:
         """The epoch of a key at an entry: rows of the shadow were logged under the old owner."""
-        routes = self.adopt.update if stage == OWN and self.adopt is not None else self.epochs
-        route = routes.keys.get(key) or routes.slots.get(slot_of(key, self.space.slots))
+        route = self._route_in(key, stage)
         return route.epoch if route is not None else 0
+
+    def _route_in(self, key: Key, stage: int) -> Route | None:
+        routes = self.adopt.update if stage == OWN and self.adopt is not None else self.epochs
+        return routes.keys.get(key) or routes.slots.get(slot_of(key, self.space.slots))
+
+    def clock_floor_ms(self, key: Key, stage: int) -> int:
+        """Rule R17: the clock of a key never runs behind the logs that it has left."""
+        route = self._route_in(key, stage)
+        return route.floor_ms if route is not None else 0
+
+    def _has_reached(self, key: Key, time_ms: int) -> bool:
+        return time_ms <= self.clock_floor_ms(key, OWN if self.adopt is not None else SHADOW)
 
     # -- incoming state ----------------------------------------------------------------------
 
@@ -407,11 +420,12 @@ class StateReceiver:
     def _times(self, key: Key, position: Position, time_ms: int, marks: LogWatermarks) -> tuple[int, int]:
         """The log time and watermark of a key: its clock never runs backwards when it changes logs."""
         floor = self.floor_wm.get(key, -1)
+        time_ms = max(time_ms, self.clock_floor_ms(key, position[0]))
         if position[0] == SHADOW:
             return time_ms, max(floor, marks.shadow_ms)
         adopt = self.adopt
         assert adopt is not None
-        return max(time_ms, adopt.time_ms), max(floor, adopt.watermark_ms, marks.own_ms)
+        return time_ms, max(floor, adopt.watermark_ms, marks.own_ms)
 
     def _due(self, position: Position, time_ms: int, control: Control) -> int:
         """The timer value up to which this tick or watermark fires timers."""
@@ -443,11 +457,13 @@ class StateReceiver:
         if state is None or not state.timers or position <= self.at.get(key, (SHADOW, -1)):
             return
         due = self._due(position, time_ms, control)
+        time_ms, watermark_ms = self._times(key, position, time_ms, marks)
+        if isinstance(control, Tick) and not self.instance.user_code.event_time:
+            due = max(due, time_ms)
         if min(state.timers) > due:
             return
         self.space.before_change([key])
         state.epoch = self.epoch_in(key, position[0])
-        time_ms, watermark_ms = self._times(key, position, time_ms, marks)
         if isinstance(control, Watermark):
             watermark_ms = max(watermark_ms, due)
         result = self.instance.user_code.fire_apart(state, key, due, time_ms, watermark_ms, position[1])
@@ -533,6 +549,8 @@ class StateReceiver:
         self.marks.own_ms = max(self.marks.own_ms, adopt.own_watermark_ms)
         for key, state in self.space.keys.items():
             state.epoch = self.epoch_of(key)
+            if state.timers and self.clock_floor_ms(key, OWN) > adopt.time_ms:
+                self.space.requeue_timers(key)  # its clock has jumped ahead of the others'
         self.fire_passed(step, adopt)
 
     def fire_passed(self, step: Step, adopt: Adopt) -> None:

@@ -27,7 +27,7 @@ from tiercel.core.machine.stored import LogReader
 from tiercel.core.migration.ports import RouterPort
 from tiercel.core.model.keys import KeySet
 from tiercel.core.model.log import Entry, TakenOver, Takeover
-from tiercel.core.model.routing import Route, RouteUpdate, RoutingTable, slot_of
+from tiercel.core.model.routing import RouteUpdate, RoutingTable, slot_of
 from tiercel.core.model.topology import operator_of, site_of
 
 
@@ -103,7 +103,7 @@ def _give(step: Step, inbox: Inbox, request: m.TakeoverRequest) -> None:
         part = inbox.table.moved(KeySet(slots=keys.slots), dead, successor)
         update.slots.update(part.slots)
         update.keys.update(part.keys)
-        update.keys.update({k: Route(successor, inbox.table.route(k).epoch + 1) for k in keys.keys})
+        update.keys.update({k: inbox.table.route(k).to(successor) for k in keys.keys})
     before = inbox.readers.pop(dead)
     inbox.cursors.pop(dead, None)
     step.delete(("reader", name, dead))

@@ -482,8 +482,9 @@ class OutgoingMove:
             self.record.epochs,
         )
         entry = inbox.append(step, {}, flip)
-        update = inbox.table.moved(self.keys, self.source, self.request.destination)
-        local = self.to_site == self.router.site  # then the sequencer stays the same
+        local = self.to_site == self.router.site  # then the sequencer and the clock stay the same
+        floor_ms = 0 if local else self.clock_floor_ms(entry)
+        update = inbox.table.moved(self.keys, self.source, self.request.destination, floor_ms)
         marks = {} if local else inbox.sequencer.give_marks(step, self.keys, self.takes_along)
         held = [] if local else inbox.sequencer.drop_held(self.keys, self.takes_along)
         inbox.clear_moving(self.move)
@@ -502,6 +503,10 @@ class OutgoingMove:
             inbox.pause(step, self.move)
         self.router.sequence_again(step, inbox, held)
         self.announce_flip(step)
+
+    def clock_floor_ms(self, flip: Entry) -> int:
+        """Rule R17: the clock of the keys never runs behind the log that they leave."""
+        return flip.time_ms
 
     def announce_flip(self, step: Step) -> None:
         """Send the source the flip, once every instance that must restart has done so."""

@@ -31,6 +31,7 @@ class RoutingTable:
         self.slots = slots
         self.count = len(slots)
         self.overrides = KeyTable[Route](self.count, (overrides or {}).items())
+        self.floor_ms = max((route.floor_ms for route in [*slots, *self.overrides.values()]), default=0)
         self.version = 0  # counts the changes
         self._changed: set[int] = set()  # slots with changed entries, since `take_changed`
 
@@ -56,31 +57,36 @@ class RoutingTable:
     def overrides_in(self, slots: frozenset[int]) -> dict[Key, Route]:
         return {key: self.overrides[key] for key in self.overrides.in_slots(sorted(slots))}
 
+    def clock_ms(self, key: Key, time_ms: int) -> int:
+        """The time of a key at a time of the log: the log that the key has left may have been ahead."""
+        return time_ms if time_ms >= self.floor_ms else max(time_ms, self.route(key).floor_ms)
+
     def routes_of(self, keys: KeySet) -> RouteUpdate:
         """The entries of a key set; a slot includes the overrides of its keys."""
         if keys.slots:
             return RouteUpdate({s: self.slots[s] for s in keys.slots}, self.overrides_in(keys.slots))
         return RouteUpdate({}, {k: self.route(k) for k in keys.keys})
 
-    def moved(self, keys: KeySet, source: str, to: str) -> RouteUpdate:
-        """The entries after a flip of `keys` from `source` to `to`.
+    def moved(self, keys: KeySet, source: str, to: str, floor_ms: int = 0) -> RouteUpdate:
+        """The entries after a flip of `keys` from `source` to `to`, at `floor_ms` of the log that they leave.
 
-        The new epoch of a slot is above those of the overrides that it sweeps (keys with the same owner).
-        Overrides with another owner stay, and are part of the update.
+        The new epoch of a slot is above those of the overrides that it sweeps (keys with the same owner), and
+        its clock floor is not below theirs. Overrides with another owner stay, and are part of the update.
         """
         if not keys.slots:
-            return RouteUpdate({}, {k: Route(to, self.route(k).epoch + 1) for k in keys.keys})
+            return RouteUpdate({}, {k: self.route(k).to(to, floor_ms) for k in keys.keys})
         slots: dict[int, Route] = {}
         withheld: dict[Key, Route] = {}
-        highest = {s: self.slots[s].epoch for s in keys.slots}
+        highest = {s: self.slots[s] for s in keys.slots}
         for key, route in self.overrides_in(keys.slots).items():
             slot = slot_of(key, self.count)
             if route.instance == source:
-                highest[slot] = max(highest[slot], route.epoch)
+                known = highest[slot]
+                highest[slot] = Route("", max(known.epoch, route.epoch), max(known.floor_ms, route.floor_ms))
             else:
                 withheld[key] = route
         for slot in keys.slots:
-            slots[slot] = Route(to, highest[slot] + 1)
+            slots[slot] = highest[slot].to(to, floor_ms)
         return RouteUpdate(slots, withheld)
 
     def is_newer(self, route: Route, current: Route) -> bool:
@@ -113,6 +119,7 @@ class RoutingTable:
         for slot, route in update.slots.items():
             if self.is_newer(route, self.slots[slot]):
                 self.slots[slot] = route
+                self.floor_ms = max(self.floor_ms, route.floor_ms)
                 slots.append(slot)
                 for key in self.overrides.in_slots((slot,)):
                     if self.is_swept(key, route, update):
@@ -121,6 +128,7 @@ class RoutingTable:
         for key, route in update.keys.items():
             if self.accepts_override(key, route, update):
                 self.overrides[key] = route
+                self.floor_ms = max(self.floor_ms, route.floor_ms)
                 keys.append(key)
         change = TableChange(slots, swept, keys)
         if change:
@@ -184,10 +192,18 @@ def overlap(a: KeySet, b: KeySet, slots: int) -> bool:
 
 
 class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One routing entry: the owner, and the epoch, which counts its changes."""
+    """One routing entry: the owner, and the epoch, which counts its changes.
+
+    `floor_ms` is the clock floor of the keys: the highest time of the logs that they have left.
+    """
 
     instance: str
     epoch: int
+    floor_ms: int = 0
+
+    def to(self, instance: str, floor_ms: int = 0) -> Route:
+        """The next entry: another owner. The clock of the keys does not run backwards."""
+        return Route(instance, self.epoch + 1, max(self.floor_ms, floor_ms))
 
     @property
     def site(self) -> str:

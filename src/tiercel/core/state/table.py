@@ -22,10 +22,17 @@ from tiercel.core.state.copy_on_write import Snapshot
 from tiercel.core.state.eviction import MemoryLimit
 from tiercel.core.state.handle import KeyState
 
+AT_ONCE = 0  # a timer that the clock of its key has reached is due with the next tick
+
 
 def no_epoch(key: Key) -> int:
     """The epoch of a key in a table that is no longer used."""
     return 0
+
+
+def not_reached(key: Key, time_ms: int) -> bool:
+    """The clock of every key is that of the log."""
+    return False
 
 
 class StateTable:
@@ -49,7 +56,8 @@ class StateTable:
         self.epoch_of = epoch_of
         self._user_key = user_key
         self._deleted = deleted  # state variables to delete when a key is loaded
-        self._heap: list[tuple[int, Key]] = []
+        self.has_reached: Callable[[Key, int], bool] = not_reached  # by a clock that is ahead of the log
+        self._heap: list[tuple[int, Key]] = []  # when a timer is due, by the time of the log
         self.snapshots: list[Snapshot] = []  # notified before one of their keys changes
         self._sampled: list[int] = []  # the last result of `sample_bytes`
 
@@ -117,8 +125,7 @@ class StateTable:
         """Install a key that stays in storage until it is needed, with its timers (lazy restore)."""
         self.evicted[key] = generation
         self.by_slot.setdefault(slot_of(key, self.slots), set()).add(key)
-        for expiry in timers:
-            heapq.heappush(self._heap, (expiry, key))
+        self._queue_timers(key, timers)
 
     def before_change(self, keys: Iterable[Key]) -> None:
         """Let snapshots capture these keys before user code changes them."""
@@ -134,8 +141,7 @@ class StateTable:
         """Mark a key dirty after a call, and remove it if it has no state."""
         self.dirty[key] = None
         if new_timers:
-            for expiry in new_timers:
-                heapq.heappush(self._heap, (expiry, key))
+            self._queue_timers(key, new_timers)
             new_timers.clear()
         if not state.values and not state.timers:
             self.discard(key)
@@ -164,8 +170,7 @@ class StateTable:
         state.restore(image, self._deleted)
         if state.empty:
             self.discard(image.key)
-        for expiry in state.timers:
-            heapq.heappush(self._heap, (expiry, image.key))
+        self._queue_timers(image.key, state.timers)
 
     def absorb(self, other: StateTable) -> None:
         """Move all keys of another table into this one."""
@@ -173,8 +178,7 @@ class StateTable:
             self.discard(key)
             self.keys[key] = state
             self.by_slot.setdefault(state.slot, set()).add(key)
-            for expiry in state.timers:
-                heapq.heappush(self._heap, (expiry, key))
+            self._queue_timers(key, state.timers)
         self.dirty.update(dict.fromkeys(other.keys))
         self.dirty.update(other.dirty)
         self.snapshots += other.snapshots
@@ -193,7 +197,11 @@ class StateTable:
         while heap and heap[0][0] <= until_ms:
             expiry, key = heapq.heappop(heap)
             state = self.find(key)
-            if state is not None and expiry in state.timers:
+            if state is None:
+                continue
+            if expiry in state.timers or (
+                expiry == AT_ONCE and any(self.has_reached(key, timer) for timer in state.timers)
+            ):
                 found[key] = None
         return list(found)
 
@@ -208,8 +216,11 @@ class StateTable:
 
     def requeue_timers(self, key: Key) -> None:
         """Put the timers of this key back, because it was too early to fire them."""
-        for expiry in self.keys[key].timers:
-            heapq.heappush(self._heap, (expiry, key))
+        self._queue_timers(key, self.keys[key].timers)
+
+    def _queue_timers(self, key: Key, timers: Iterable[int]) -> None:
+        for expiry in timers:
+            heapq.heappush(self._heap, (AT_ONCE if self.has_reached(key, expiry) else expiry, key))
 
     def sample_bytes(self, count: int = 8) -> list[int]:
         """The sizes of the oldest and the newest keys in memory, as a cheap sample of all keys.

@@ -121,9 +121,10 @@ class Reference:
             if following is None:
                 return history
             flipped_ms = self.recorder.logs[site, self.operator.name][flip].time_ms
-            floor_time, floor_wm = max(floor_time, flipped_ms), wm
             site, after, adopt = following
             route = adopt.update.keys.get(key) or adopt.update.slots[slot_of(key, self.operator.slots)]
+            # a slot takes over the clock floor of a single key that it brings along
+            floor_time, floor_wm = max(floor_time, flipped_ms, route.floor_ms), wm
             history.state.epoch = route.epoch
             history.instance = route.instance
             history.instances.append(route.instance)

@@ -54,6 +54,7 @@ DEAD = {"features": ("dead-for-good",), "feature_share": 1.0}
 NEWS = {"features": ("late-news",), "feature_share": 1.0, "scales": True}
 LIMITS = {"features": ("small-limits", "slow-consumers"), "feature_share": 1.0}
 OUTPUTS = {"features": ("short-output-logs",), "feature_share": 1.0}
+WRONG_CLOCKS = {"features": ("wrong-clocks",), "feature_share": 1.0, "sites_min": 2}
 STATEFUL = {"kinds": ("sessions", "windows", "listing", "forgetful"), "faults": ()}
 TIMED = {"kinds": ("windows",), "sites_min": 2, "timed": 0.0}
 
@@ -210,6 +211,10 @@ MUTANTS: dict[str, Mutant] = {
     "watermark-reports-lost": Mutant("R17", "watermark reports that were lost are not given again", TIMED),
     "promises-forgotten": Mutant("R17", "a restarted router has forgotten what it promised", TIMED),
     "watermark-not-appended": Mutant("R17", "watermarks of other sites are ignored", TIMED),
+    "moves-wait-for-clocks": Mutant("P6", "a move waits for a clock that is ahead", WRONG_CLOCKS),
+    "clock-floor-ignored": Mutant(
+        "R17", "behind the move the clock of a key runs backwards", {**WRONG_CLOCKS, "kinds": ("sessions",)}
+    ),
     # state of user code: the model notices
     "time-to-live-ignored": Mutant("P1", "state lives longer than its time", STATEFUL),
     "values-not-cleared": Mutant("P1", "state that was cleared is still there", STATEFUL),

@@ -34,9 +34,15 @@ def instead(value: Any) -> Callable[[Any], Any]:
 def patches_of(mutant: str) -> tuple[Patch, ...]:
     """The patches of a planted bug; none for the unchanged code."""
     # imported here: both name `Patch`
-    from tiercel.sim.explore import instance_mutants, request_mutants, router_mutants, state_mutants
+    from tiercel.sim.explore import (
+        instance_mutants,
+        outage_mutants,
+        request_mutants,
+        router_mutants,
+        state_mutants,
+    )
 
-    tables = (router_mutants, instance_mutants, request_mutants, state_mutants)
+    tables = (router_mutants, instance_mutants, request_mutants, outage_mutants, state_mutants)
     return tuple(patch for table in tables for patch in table.PATCHES.get(mutant, ()))
 
 

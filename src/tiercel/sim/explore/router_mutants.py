@@ -172,7 +172,10 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     # the destination router of a move
     "vote-forgotten": (Patch(MoveCoordinator, "recover_incoming", instead(None)),),
     "shadow-not-stored": (Patch(IncomingMove, "store_shadow", instead(None)),),
-    "clock-not-carried": (Patch(IncomingMove, "on_flipped", _without_clock),),
+    "clock-not-carried": (
+        Patch(IncomingMove, "on_flipped", _without_clock),
+        Patch(OutgoingMove, "clock_floor_ms", instead(0)),
+    ),
     "carried-watermark-not-logged": (Patch(IncomingMove, "log_carried_watermark", instead(None)),),
     "move-marks-ignored": (Patch(IncomingMove, "may_admit", instead(True)),),
     # takeover

@@ -47,7 +47,7 @@ FEATURES: dict[str, Feature] = {
     "late-news": Feature(outages.late_news, 0.15),
     "dead-for-good": Feature(outages.dead_for_good, 0.1),
     "dead-in-moves": Feature(outages.dead_in_moves, 0.1, by_default=False),
-    "wrong-clocks": Feature(outages.wrong_clocks, 0.1, by_default=False),
+    "wrong-clocks": Feature(outages.wrong_clocks, 0.1),
     "zombie-routers": Feature(outages.zombie_routers, 0.1),
     "calm": Feature(outages.calm, 0.15),
 }
