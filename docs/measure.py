@@ -81,6 +81,33 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "words": ("tiercel bench word-recovery --json", [*TIERCEL, "bench", "word-recovery", "--json"]),
+    **{
+        name: (f"tiercel bench {line}", [*TIERCEL, "bench", *line.split()])
+        for name, line in {
+            "toll": "largest-load --app toll --set expressways=0 --limit 5 --rate 1700 --seconds 70 --json",
+            "toll_scale": (
+                "largest-load --app toll --set expressways=0 --limit 5 --rate 1700 --seconds 70 "
+                "--during scale --steps 1 --json"
+            ),
+            "traffic_closed": (
+                "app --app traffic --set cars=124000 --set segments=101 --rate 0 --minutes 0.5 --during none "
+                "--json"
+            ),
+            "nexmark": "nexmark --queries q1,q2,q3,q4,q5,q6,q7,q8,q7-drrs,q8-drrs --events 300000 --json",
+            "nexmark_scale": (
+                "app --app nexmark --set query=q5 --set speed=20 --rate 2000 --minutes 1 "
+                "--during none,scale,restart --json"
+            ),
+            **{
+                f"riot_{dataflow}_{dataset}": (
+                    f"app --app riot --set dataflow={dataflow} --set dataset={dataset} --rate {rate} "
+                    "--minutes 0.5 --during none,move --json"
+                )
+                for dataset, rate in (("city", 7_000), ("taxi", 4_000))
+                for dataflow in ("etl", "stats", "pred")
+            },
+        }.items()
+    },
     "checkpoint": ("tiercel bench checkpoint --json", [*TIERCEL, "bench", "checkpoint", "--json"]),
     "memory": ("tiercel bench memory --json", [*TIERCEL, "bench", "memory", "--json"]),
     "chaos": (
@@ -111,11 +138,16 @@ BENCHES = {  # the columns that the documents show; the stored file has all of t
         "doubled wrong_state"
     ),
     "words": "",
+    "toll": "",
+    "toll_scale": "",
+    "nexmark": "",
     "checkpoint": (
         "hot_keys pair events_per_s without_events_per_s ratio p50_ms without_p50_ms p99_ms without_p99_ms"
     ),
 }
-APPS = ("traffic",)
+APPS = ("traffic", "traffic_closed", "nexmark_scale")
+RIOT = tuple(name for name in COMMANDS if name.startswith("riot_"))
+PHASES = ("before", "during", "after")
 LINES_MAX = 40
 LINES_SHOWN = {"mutants": 1, "test": 1, "points": 1, "seeds": 1}  # the last ones; the others are shown whole
 
@@ -145,6 +177,8 @@ def block(name: str) -> str:
     """The part of a stored output that the documents show."""
     if name == "headline":
         return headline()
+    if name == "riot":
+        return riot_table()
     path = MEASURED / f"{name}.txt"
     if not path.exists():
         return "Not measured yet."
@@ -190,6 +224,28 @@ def app_tables(result: dict[str, Any]) -> list[str]:
         f"{result['events']:,} events, {result['events_per_s']:,} a second; {facts}",
         f"cores used by other programs: {result['cpu']['others_cores']}; {result['verdict']}",
     ]
+
+
+def riot_table() -> str:
+    """One line for each dataflow and dataset: the load, latency and jitter around a move, the verdict."""
+    phases = [f"{phase}_{what}" for what in ("p50_ms", "p99_ms", "jitter_max") for phase in PHASES]
+    rows, commands = [["dataflow", "dataset", "rate", "events_per_s", *phases, "faults"]], []
+    for name in RIOT:
+        path = MEASURED / f"{name}.txt"
+        if not path.exists():
+            continue
+        about, text = path.read_text(encoding="utf-8").split("\n", 1)
+        result = json.loads(text)
+        move = next(row for row in result["rows"] if row.get("during") == "move" and phases[0] in row)
+        faults = sum(row.get(fault) or 0 for row in result["rows"] for fault in ("lost", "doubled", "wrong"))
+        settings = result["settings"]
+        cells = [settings["dataflow"], settings["dataset"], settings["rate"], result["events_per_s"]]
+        rows.append([_cell(cell) for cell in (*cells, *(move[phase] for phase in phases), faults)])
+        commands.append(f"<sub>{about}</sub>")
+    if not commands:
+        return "Not measured yet."
+    body = "\n".join(aligned(rows))
+    return f"```text\n{body}\n```\n\n" + "<br>\n".join(commands)
 
 
 def _cell(value: object) -> str:
