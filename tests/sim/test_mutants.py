@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tiercel.core.errors import InvalidRequest
-from tiercel.sim.explore import instance_mutants, request_mutants, router_mutants, state_mutants
+from tiercel.sim.explore import (
+    instance_mutants,
+    outage_mutants,
+    request_mutants,
+    router_mutants,
+    state_mutants,
+)
 from tiercel.sim.explore.campaign import (
     run_seed,
 )
@@ -17,7 +23,7 @@ PLANTED = Options(faults=FAULTS, mutant="source-forgets-early")
 
 
 def test_every_planted_bug_is_described_and_every_description_is_planted() -> None:
-    tables = (router_mutants, instance_mutants, request_mutants, state_mutants)
+    tables = (router_mutants, instance_mutants, outage_mutants, request_mutants, state_mutants)
     planted = {name for table in tables for name in table.PATCHES}
     assert planted == set(MUTANTS) | set(DIRECTED)
 
