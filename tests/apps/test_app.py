@@ -70,7 +70,7 @@ def test_a_bad_option_is_named_with_what_is_allowed(given: dict[str, str], messa
         ({"rate": 200_000, "seconds": 3_000}, r"rate times seconds = .*\nexpected: .*20,000,000"),
         (
             {"during": ["explode"]},
-            r"unknown change 'explode'\nexpected: some of: none, move, half, scale, kill, restart",
+            r"unknown change 'explode'\nexpected: some of: none, move, half, scale, restart, kill",
         ),
     ],
 )
