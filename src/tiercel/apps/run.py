@@ -27,7 +27,7 @@ from tiercel.apps.app import SITE, App, Built, Event, parse_options
 from tiercel.apps.changes import Change, Scene, check_changes
 from tiercel.apps.figures import Arrivals, Phase, phases
 from tiercel.apps.load import Receiver, Sender, rows_of
-from tiercel.apps.verdict import Comparison, compare, frame_of
+from tiercel.apps.verdict import HEAP, Comparison, compare, frame_of
 
 SLOTS = 32  # of the session: routers, instances, warm workers, the oracle's batch job
 RATE_MAX, SECONDS_MAX, EVENTS_MAX = 200_000, 3_600.0, 20_000_000
@@ -148,7 +148,7 @@ def run_recorded(
     with ExitStack() as ends:
         session = spark
         if session is None:
-            session = tiercel.session("tiercel-app", slots=SLOTS)
+            session = tiercel.session("tiercel-app", slots=SLOTS, config=HEAP)
             ends.callback(session.stop)
             if "kill" in wanted.during:
                 session.sparkContext.setLogLevel("OFF")  # Spark prints the loss of each worker

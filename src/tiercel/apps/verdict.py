@@ -23,6 +23,7 @@ from tiercel.apps.app import POSITION, Output, Values
 TOLERANCE = 1e-9
 EXAMPLES = 3
 NUMBER = "_number"
+HEAP = {"spark.driver.memory": "3g"}  # of the session: inputs and outputs of a run are compared in it
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from tiercel.apps.app import POSITION, SITE, Event
 from tiercel.apps.nexmark.app import NexmarkApp, NexmarkOptions
 from tiercel.apps.nexmark.plain import PLAIN
 from tiercel.apps.nexmark.queries import QUERIES
-from tiercel.apps.verdict import Comparison, compare, frame_of
+from tiercel.apps.verdict import HEAP, Comparison, compare, frame_of
 
 BATCH = 20_000
 CHUNK = 2_000
@@ -76,7 +76,7 @@ def measure(
         raise UserError(f"unknown query {query!r}", expected=f"one of: {', '.join(QUERIES)}")
     if not BATCH <= events <= EVENTS_MAX:
         raise UserError(f"events = {events:,}", expected=f"a number from {BATCH:,} to {EVENTS_MAX:,}")
-    session = spark or tiercel.session("tiercel-nexmark", slots=32)
+    session = spark or tiercel.session("tiercel-nexmark", slots=32, config=HEAP)
     try:
         return _Measurement(query, events, seed, show, session).run()
     finally:
