@@ -190,12 +190,12 @@ class Instance:
     def _on_message(self, step: Step, sender: str, message: Any) -> None:
         match message:
             case m.Dispatch() if self.phase is InstancePhase.RUNNING:
-                at_once = not self.queue
+                at_once = self.queue.is_free
                 self.queue.add_entries(message.entries)
                 if at_once:
                     self._process_slice(step)
             case m.Shadow() if self.phase is InstancePhase.RUNNING and self.moves is not None:
-                at_once = not self.queue
+                at_once = self.queue.is_free
                 self.queue.add_shadow(message.move, message.entries)
                 if at_once:
                     self._process_slice(step)
@@ -218,8 +218,7 @@ class Instance:
                 elif type(message) is m.EmitFrom:
                     self.queue.hurry(message.move)
                 self.moves.on_message(step, message)
-                if type(message) is m.Chunk and self.queue and not self.moves.blocked:
-                    self._continue(step)  # rows may have waited for this unit
+                self._go_on(step)
             case m.AbortNotice() if self.phase is InstancePhase.LOADING and self._reply is not None:
                 # the router does not repeat it, and our roles are older
                 others = [role for role in self._reply.incoming_moves if role.move != message.move]
@@ -227,14 +226,30 @@ class Instance:
             case _:
                 pass  # too early; the sender repeats it
 
+    def _go_on(self, step: Step) -> None:
+        """Process rows that have waited for a message about a move, as soon as it is their turn."""
+        assert self.moves is not None
+        if self.moves.has_work and self.queue.is_free:
+            self._process_slice(step)
+        elif self.moves.has_work or (self.queue and not self.moves.blocked):
+            self._continue(step)
+
     def _process_slice(self, step: Step) -> None:
         """Process some of the rows that wait; everything that arrives meanwhile comes before the others."""
-        if not self.queue or (self.moves is not None and self.moves.blocked):
+        moves, before = self.moves, self._rows_called
+        waited = moves is not None and moves.has_work and self.phase is InstancePhase.RUNNING
+        if waited and moves is not None and (self.queue.gives_way() or moves.blocked):
+            moves.work(step, self.queue.service.rows_in(self.queue.slice_ms))
+            self.processing.flush(step)
+            self.queue.took(self._rows_called - before)
+            self._continue(step)
+            return
+        if not self.queue or (moves is not None and moves.blocked):
             return
         entries, shadow, move = self.queue.take()
         if shadow:
-            assert self.moves is not None
-            self.moves.on_message(step, m.Shadow(move, shadow))
+            assert moves is not None
+            moves.on_message(step, m.Shadow(move, shadow))
         else:
             self.waits += 1
             self.waited_ms += step.now_ms - entries[0].time_ms
@@ -244,10 +259,16 @@ class Instance:
             self.space.memory_limit.paused = False
             if self.space.memory_limit.active:
                 self.checkpointer.enforce_memory_limit(step)
+        self.queue.took(self._rows_called - before)
         self._continue(step)
 
+    @property
+    def _rows_called(self) -> int:
+        """Rows that were given to user code; others only wait for the state of their keys, which is fast."""
+        return self.processing.rows + self.runner.rows_apart
+
     def _continue(self, step: Step) -> None:
-        if self.queue.must_continue():
+        if self.queue.must_continue(more=self.moves is not None and self.moves.has_work):
             step.effects.append(Continue())
 
     def _on_timer(self, step: Step, timer: TimerName) -> None:
@@ -363,6 +384,8 @@ class Instance:
             m.Resume(self.name, self.incarnation, self.session, self.applied, positions, self.watermark_ms),
         )
         self.flush(step)
+        if self.moves is not None and self.moves.has_work:
+            self._continue(step)
 
     def validate(self) -> None:
         """Check the limits of queues, and that no evicted key is dirty; called after each simulated event."""

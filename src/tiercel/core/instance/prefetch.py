@@ -63,7 +63,7 @@ def missing_state(instance: PrefetchPort, event: Event) -> tuple[StorageKey, ...
 def _needed(instance: PrefetchPort, event: Event) -> Iterable[Key]:
     match event:
         case Received(message=m.Dispatch(entries=entries)):
-            entries = [] if instance.queue else instance.queue.first_of(entries)
+            entries = instance.queue.first_of(entries) if instance.queue.is_free else []
             return _of_entries(instance, entries) if entries else ()
         case Continued():
             entries = instance.queue.peek().entries if instance.queue else []

@@ -7,6 +7,8 @@ Not responsible for: processing them (processing.py, core/migration), other mess
                                 +--> slices in turn --> processing --> Continue --> the next slice
     Shadow ----> shadow rows ---+
 
+Rows that waited for the state of their keys (destination_instance.py) have every second slice.
+
 Between two slices the instance handles everything else that has arrived. A slice takes about `slice_ms`, by
 the service time that the driver has measured; it holds at least one entry, because an entry is never split.
 
@@ -77,6 +79,7 @@ class RowQueue:
         self._took = (0, 0.0)  # rows and time of a slice that is not in the mean yet
         self._slices = 0
         self._own_in_a_row = 0  # slices of entries since the last one of shadow rows
+        self._gave_way = False  # in the last slice, to rows that waited for the state of their keys
         self._first: str = ""  # the move whose shadow rows come first
 
     # -- arrivals ------------------------------------------------------------------------------
@@ -103,6 +106,11 @@ class RowQueue:
 
     def __bool__(self) -> bool:
         return bool(self.entries or self.shadows)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether rows that arrive now are processed in their own event: nothing else waits for its turn."""
+        return not self.is_measured and not self
 
     # -- slices --------------------------------------------------------------------------------
 
@@ -151,7 +159,7 @@ class RowQueue:
         return next(iter(self.shadows.items()))
 
     def take(self) -> Slice:
-        """Remove the next slice, and count its rows for the measurement."""
+        """Remove the next slice."""
         taken = self.peek()
         if taken.move:
             shadow = self.shadows[taken.move]
@@ -160,22 +168,29 @@ class RowQueue:
             del self.shadows[taken.move]
             if shadow:
                 self.shadows[taken.move] = shadow  # behind the other moves
-            rows = sum(count_rows(notice.rows) for notice in taken.shadow)
         else:
             for _ in taken.entries:
                 self.entries.popleft()
-            rows = sum(map(_rows_of, taken.entries))
         self._own_in_a_row = 0 if taken.move else self._own_in_a_row + 1
+        return taken
+
+    def gives_way(self) -> bool:
+        """Whether the next slice is one of rows that waited for the state of their keys: every second one."""
+        self._gave_way = not self._gave_way or not self
+        return self._gave_way
+
+    def took(self, rows: int) -> None:
+        """Count a slice for the measurement: this many rows were given to user code; others may wait on."""
         self._slices += 1
         if not self.is_measured:
             self._rows = rows
-        return taken
 
-    def must_continue(self) -> bool:
-        """Whether to ask the driver to continue: rows wait, or it is time to measure again."""
+    def must_continue(self, *, more: bool = False) -> bool:
+        """Whether to ask the driver to continue: rows wait, here or elsewhere, or it is time to measure."""
         if self.is_measured:
             return False  # it has been asked
-        if not self and self._slices > MEASURED_FIRST and self._slices % MEASURED_EVERY:
+        slow = self._rows >= self.service.rows_in(self.slice_ms)  # control messages come before the next rows
+        if not (self or more or slow) and self._slices > MEASURED_FIRST and self._slices % MEASURED_EVERY:
             return False
         self.is_measured = True
         return True

@@ -15,7 +15,7 @@ from tiercel.core.errors import OperatorFailed
 from tiercel.core.migration.instance_port import CallResult
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import INITIAL, Output, Row
-from tiercel.core.model.row_batch import singles
+from tiercel.core.model.row_batch import count_rows, singles
 from tiercel.core.model.topology import Operator
 from tiercel.core.state.handle import Codec, Handle, KeyState
 
@@ -71,6 +71,7 @@ class ProcessorRunner:
         self._time_ms = self._watermark_ms = -1  # the times in `_times`
         self._times = code.timer_values(-1, -1)
         self.dead_letters: list[Output] = []
+        self.rows_apart = 0  # of moving keys, that were given to user code
         self.about_keys = (code.user_key, frozenset(self.handle.deleted))  # for a StateTable
 
     def reset_attributes(self) -> None:
@@ -140,6 +141,7 @@ class ProcessorRunner:
         """Call user code, and return outputs, dead letters and timers separately from those of other keys."""
         out: list[Output] = []
         before, self.dead_letters = self.dead_letters, []
+        self.rows_apart += count_rows(rows)
         self.call(state, key, rows, time_ms, watermark_ms, offset, out)
         return self._apart(out, before)
 

@@ -50,11 +50,36 @@ from tiercel.core.model.log import (
     Watermark,
 )
 from tiercel.core.model.routing import Route, RouteUpdate, slot_of
+from tiercel.core.model.row_batch import count_rows
 from tiercel.core.state.digests import DigestJob
 from tiercel.core.state.handle import KeyState
 from tiercel.core.state.table import StateTable, no_epoch
 
+CONTROLS_MAX = 1_024  # ticks and watermarks that keys which catch up pass by in one slice
+
 Item = tuple[Position, int, list[Row], Control | None]  # position, time, rows, control
+
+
+class CatchUp:
+    """The waiting rows of one key whose state is here, to be merged with the waiting ticks and watermarks."""
+
+    __slots__ = ("items", "marks", "next_control")
+
+    def __init__(self, held: list[Item]) -> None:
+        self.items: deque[Item] = deque(held)
+        self.marks = LogWatermarks(-1, -1)
+        self.next_control = 0
+
+    def next_item(self, controls: list[Item]) -> Item | None:
+        """The next row or control in the order of the logs; None if there is none."""
+        control = controls[self.next_control] if self.next_control < len(controls) else None
+        if control is not None and (not self.items or control[0] < self.items[0][0]):
+            self.next_control += 1
+            return control
+        return self.items.popleft() if self.items else None
+
+    def is_over(self, controls: list[Item]) -> bool:
+        return not self.items and self.next_control >= len(controls)
 
 
 class LogWatermarks:
@@ -102,7 +127,8 @@ class StateReceiver:
         self.missing: set[Unit] = units_of(keys, self.space.slots)
         self.staged: dict[Unit, dict[Key, StateImage]] = {}  # of units that are not whole
         self.held: dict[Unit, dict[Key, list[Item]]] = {}  # rows of missing units
-        self.controls: list[Item] = []
+        self.controls: list[Item] = []  # for the keys that wait for their state or catch up
+        self.catching_up: dict[Key, CatchUp] = {}  # keys whose unit is here, and not all of their rows
         self.behind_shadow: deque[Item] = deque()  # of our own log, until the shadow has ended
         self.asked: set[Unit] = set()  # requested out of turn
         self.to_ask: list[Unit] = []
@@ -122,8 +148,8 @@ class StateReceiver:
 
     @property
     def complete(self) -> bool:
-        """Whether the state of every key is here."""
-        return not self.missing
+        """Whether the state of every key is here, and no rows wait that came before it."""
+        return not self.missing and not self.catching_up
 
     @property
     def shadow_ended(self) -> bool:
@@ -242,7 +268,7 @@ class StateReceiver:
 
     def on_look(self, step: Step) -> None:
         """Ask for the missing units if none came: the source may not know that this instance restarted."""
-        if self.complete:
+        if not self.missing:
             return
         if STRATEGIES[self.strategy].flips_first and len(self.missing) == self._missing_seen:
             step.send(self.source, m.UnitRequest(self.move, sorted(self.missing), again=True))
@@ -260,36 +286,51 @@ class StateReceiver:
         self.missing.discard(unit)
         held = self.held.pop(unit, {})
         for image in self.staged.pop(unit, {}).values():
-            self._install(image, held.pop(image.key, []))
+            self._install(image)
+            self._start_catching_up(image.key, held.pop(image.key, []))
         for key, items in held.items():
             self.at[key] = (SHADOW, -1)  # no state and not deleted: the key is newer than the capture
-            self._catch_up(key, items)
+            self._start_catching_up(key, items)
 
-    def _install(self, image: StateImage, held: list[Item]) -> None:
+    def _install(self, image: StateImage) -> None:
         key = image.key
         self.space.install(image, self.epoch_of(key))
         self.at[key] = (SHADOW, image.at)
         self.floor_wm[key] = image.watermark_ms
-        self._catch_up(key, held)
 
-    def _catch_up(self, key: Key, held: list[Item]) -> None:
-        """Process the held rows of this key, with the ticks and watermarks between them, in order."""
+    def _start_catching_up(self, key: Key, held: list[Item]) -> None:
+        """Rows that waited for a key's state come before its later ones; `work` processes them in slices."""
         state = self.space.keys.get(key)
-        if held or (state is not None and state.timers):
-            marks = LogWatermarks(-1, self.adopt.own_watermark_ms if self.adopt is not None else -1)
-            for position, time_ms, rows, control in sorted([*held, *self.controls], key=lambda i: i[0]):
-                marks.pass_by(position, control)
+        if held or (self.controls and state is not None and state.timers):
+            self.catching_up[key] = CatchUp(held)
+
+    def _catch_up(self, rows_max: float) -> int:
+        """Process rows of keys that catch up, with the ticks and watermarks between them, in order."""
+        count = steps = 0
+        while self.catching_up and count < rows_max and steps < CONTROLS_MAX and not self._is_full():
+            key, waiting = next(iter(self.catching_up.items()))
+            while count < rows_max and (item := waiting.next_item(self.controls)) is not None:
+                steps += 1
+                position, time_ms, rows, control = item
+                if position[0] == OWN and self.adopt is not None:
+                    waiting.marks.own_ms = max(waiting.marks.own_ms, self.adopt.own_watermark_ms)
+                waiting.marks.pass_by(position, control)
                 if control is None:
-                    self._call(key, rows, position, time_ms, marks)
+                    self._call(key, rows, position, time_ms, waiting.marks)
+                    count += count_rows(rows)
                 else:
-                    self._control_for(key, position, time_ms, control, marks)
-        state = self.space.keys.get(key)
-        if state is not None:
-            state.epoch = self.epoch_of(key)
+                    self._control_for(key, position, time_ms, control, waiting.marks)
+            if not waiting.is_over(self.controls):
+                continue
+            del self.catching_up[key]
+            state = self.space.keys.get(key)
+            if state is not None:
+                state.epoch = self.epoch_of(key)
+        return count
 
     def _finish_if_complete(self, step: Step) -> None:
         """Go on once the state of every key is here; a key set that flips first must also be owned."""
-        if self.missing or self.phase not in INCOMPLETE:
+        if not self.complete or self.phase not in INCOMPLETE:
             return
         owned = self.phase is DestinationInstancePhase.ADOPTED_RECEIVING
         early = STRATEGIES[self.strategy].freezes and not owned  # Adopt is still to come
@@ -298,7 +339,6 @@ class StateReceiver:
         self.controls.clear()
         self.become(step, DestinationInstancePhase.ADOPTED if owned else DestinationInstancePhase.IN_STEP)
         self.instance.tell(step, m.StateComplete(self.move))
-        self._go_on(step)
 
     # -- incoming rows -----------------------------------------------------------------------
 
@@ -313,7 +353,7 @@ class StateReceiver:
         if stage == SHADOW:
             self.shadow_position = offset
             self._take(step, item)
-            self._end_shadow(step)
+            self._end_shadow()
         else:
             self.own_position = offset
             if self.shadow_ended:
@@ -321,12 +361,11 @@ class StateReceiver:
             else:
                 self.behind_shadow.append(item)
 
-    def _end_shadow(self, step: Step) -> None:
+    def _end_shadow(self) -> None:
         """Rule R35: the rows of our own log follow the rows that the source has not processed."""
         if self.behind_shadow and self.shadow_ended:
-            while self.behind_shadow:
-                self._take(step, self.behind_shadow.popleft())
-            self._finish_if_complete(step)
+            self.stalled.extend(self.behind_shadow)
+            self.behind_shadow.clear()
 
     def _take(self, step: Step, item: Item) -> None:
         if self.stalled or self._must_stall(item[3]):
@@ -335,16 +374,31 @@ class StateReceiver:
             self._process(step, item)
 
     def _must_stall(self, control: Control | None) -> bool:
-        if isinstance(control, Compare):
-            return not self.complete
+        return not self.complete if isinstance(control, Compare) else self._is_full()
+
+    def _is_full(self) -> bool:
         return self.emit_from is None and len(self.withheld) >= self.instance.settings.withheld_max
 
-    def _go_on(self, step: Step) -> None:
-        while self.stalled and not self._must_stall(self.stalled[0][3]):
-            self._process(step, self.stalled.popleft())
+    # -- rows that waited --------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        """Whether rows that waited can be processed now."""
+        if self.catching_up and not self._is_full():
+            return True
+        return bool(self.stalled) and not self._must_stall(self.stalled[0][3])
+
+    def work(self, step: Step, rows_max: float) -> int:
+        """Process about this many of the rows that waited; returns how many. The others have their turn."""
+        count = 0
+        while count < rows_max and self.stalled and not self._must_stall(self.stalled[0][3]):
+            item = self.stalled.popleft()
+            self._process(step, item)
+            count += 1 + count_rows(item[2])
+        count += self._catch_up(rows_max - count)
         self._finish_if_complete(step)
         if not self.stalled and self.phase is DestinationInstancePhase.COMPARING:
             self.instance.checkpoint_soon(step)  # the one taken at Compare does not cover the stalled rows
+        return count
 
     def _process(self, step: Step, item: Item) -> None:
         position, time_ms, rows, control = item
@@ -363,10 +417,9 @@ class StateReceiver:
                 self.hold_control(item)
             self.marks.pass_by(position, control)
             for key in self.space.due(self._due(position, time_ms, control)):
-                if position <= self.at.get(key, (SHADOW, -1)):
-                    self.space.requeue_timers(
-                        key
-                    )  # its image has this item; its due timers wait for the next one
+                if position <= self.at.get(key, (SHADOW, -1)) or key in self.catching_up:
+                    # its image has this item, or it comes in its turn: its due timers wait for the next one
+                    self.space.requeue_timers(key)
                 else:
                     self._control_for(key, position, time_ms, control, self.marks)
             return
@@ -377,6 +430,8 @@ class StateReceiver:
             unit = unit_of(key, self.space.slots) if self.missing else -1
             if unit in self.missing:
                 self.hold(unit, key, (position, time_ms, of_key, None))
+            elif key in self.catching_up:
+                self.catching_up[key].items.append((position, time_ms, of_key, None))
             else:
                 self._call(key, of_key, position, time_ms, self.marks)
 
@@ -493,13 +548,11 @@ class StateReceiver:
     def on_emitted_through(self, step: Step, offset: int) -> None:
         """Drop withheld outputs: the source's own outputs up to here have arrived. Stalled rows go on."""
         self._drop_withheld(offset)
-        self._go_on(step)
 
     def on_emit_from(self, step: Step, offset: int) -> None:
         if self.emit_from is None:
             self.emit_from = offset
             self.release_withheld()
-            self._go_on(step)
 
     def release_withheld(self) -> None:
         """Drop withheld outputs up to the source's last offset, and emit those above."""
@@ -528,7 +581,8 @@ class StateReceiver:
 
     def has_emitted_all(self) -> bool:
         """Whether nothing is held or withheld of the rows up to our position in our own log."""
-        held = self.held or self.stalled or self.withheld or self.withheld_dead_letters
+        waiting = self.held or self.stalled or self.behind_shadow
+        held = waiting or self.withheld or self.withheld_dead_letters
         return self.complete and self.may_emit() and self.position[0] == OWN and not held
 
     # -- the end -----------------------------------------------------------------------------

@@ -357,6 +357,18 @@ class InstanceMoves:
             instance.tell(step, m.StateComplete(role.move))
         receiver.look_later(step)
 
+    # -- rows that waited ----------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether rows that waited for state, or for room, can be processed now."""
+        return bool(self.receivers) and any(receiver.has_work() for receiver in self.receivers.values())
+
+    def work(self, step: Step, rows_max: float) -> int:
+        """Process about this many of the rows that waited, those of the oldest move first."""
+        receiver = next(receiver for receiver in self.receivers.values() if receiver.has_work())
+        return receiver.work(step, rows_max)
+
     # -- questions -----------------------------------------------------------------------------
 
     @property
