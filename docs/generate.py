@@ -29,6 +29,7 @@ from tiercel.core.messages import instance as instances
 from tiercel.core.messages import migration as moves
 from tiercel.core.messages import site_link as outboxes
 from tiercel.core.migration import phases
+from tiercel.runtime.net import gauge_messages as gauges
 from tiercel.runtime.net import replication_messages as replicas
 from tiercel.runtime.net import site_messages as sites
 from tiercel.sim.explore.mutants import DIRECTED, MUTANTS
@@ -156,6 +157,11 @@ WAYS: dict[str, Way] = {
     "RetireInstance": ("controller -> agent of another site", "when its router has released it"),
     "ManifestQuery": ("client or driver -> router", NOW),
     "ManifestReply": ("router -> client or driver", NOW),
+    # gauges
+    "GaugeReport": ("instance -> router -> controller", "once a second"),
+    "SiteReport": ("agent -> controller", "once a second"),
+    "Ping": ("router -> router of another site", "once a second"),
+    "Pong": ("router -> router of another site", NOW),
 }
 
 # -- rules ---------------------------------------------------------------------------------------
@@ -443,10 +449,10 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def messages_page() -> str:
-    groups = [clients, batches, instances, outboxes, moves, replicas, sites]
+    groups = [clients, batches, instances, outboxes, moves, replicas, sites, gauges]
     known = {cls.__name__ for module in groups for cls in message_classes(module)}
     public = set(messages.__all__) - {"Message", "AnyNotice", "MoveOutcome"}
-    public |= {cls.__name__ for module in (replicas, sites) for cls in message_classes(module)}
+    public |= {cls.__name__ for module in (replicas, sites, gauges) for cls in message_classes(module)}
     if not known == public == set(WAYS):
         odd = sorted((known | public | set(WAYS)) - (known & public & set(WAYS)))
         message = f"docs/generate.py and tiercel.core.messages do not agree on: {', '.join(odd)}"

@@ -77,7 +77,7 @@ def router_host(place: DeploymentDir, executor: str = "", site: str = SITE, **op
         site, manifest.topology, manifest.settings, storage.store.incarnation, storage.store.items()
     )
     dials = [other for other in manifest.topology.sites if other > site]
-    return Host(site, router, HostConfig.of(place, dials=dials, storage=storage, **options))
+    return Host(site, router, HostConfig.of(place, dials=dials, storage=storage, site=site, **options))
 
 
 def instance_host(place: DeploymentDir, executor: str = "", name: str = INSTANCE, **options: Any) -> Host:

@@ -182,6 +182,15 @@ def test_keys_go_to_an_edge_whose_demand_exceeds_its_cost_and_return_when_it_fal
     assert (back.to, back.keys) == ("cloud", KeySet(keys=frozenset({b"car"})))
 
 
+def test_light_keys_follow_to_the_edge_unless_most_of_their_rows_enter_elsewhere() -> None:
+    policy = make_policy("offload", "op", {"home": "cloud", "cost": 100.0})
+    light = (HotKey(b"mine", 5.0), HotKey(b"shared", 5.0))
+    entering = {"edge": EntryLoad(200.0, sent_on=light), "edge-2": EntryLoad(20.0, sent_on=light[1:])}
+    out = last(policy, [view(instance(A, 0.2, 200), entering=entering, owners=SLOTS)] * 3)
+    assert isinstance(out, MoveLoad)
+    assert out.keys == KeySet(keys=frozenset({b"mine"}))
+
+
 def test_a_failed_instance_is_replaced_after_two_reports() -> None:
     failed = View(0.0, {"op": OperatorView("op", ())}, failed={A: "no heartbeat", "other@cloud#1": "x"})
     policy = make_policy("failures", "op", {"successors": 2})

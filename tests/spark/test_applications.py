@@ -133,6 +133,39 @@ def test_keys_move_between_applications_and_a_killed_application_comes_back(
     assert "requests in the application of the root site 'cloud'" in refused["error"]
 
 
+def test_policies_of_the_root_see_and_scale_the_application_of_another_site(
+    sites: dict[str, SiteProcess], file: Path
+) -> None:
+    cloud = sites["cloud"]
+    traffic = Traffic(file, enters="edge", leaves="cloud", name="second gateway")
+    try:
+        move(cloud, CARS, "edge", "pause")
+        cloud.ask(do="autoscale", policy="rate", min={"*": 1, "edge": 3}, max=3, cool_down_s=1)
+
+        def edge_seen() -> bool:
+            traffic.send(20)
+            view = cloud.ask(do="load")
+            edge = view["sites"]["edge"]
+            at_edge = [i for i in view["operators"]["sums"]["instances"] if "@edge#" in i["name"]]
+            entering = view["operators"]["sums"]["entering"].get("edge", {})
+            measured = edge.get("links", {}).get("cloud", [None])[0] is not None and edge["cores"]
+            return bool(measured and entering.get("rate") and any(i.get("rate") for i in at_edge))
+
+        until(edge_seen, lambda: f"the cloud does not see the edge: {cloud.ask(do='load')}")
+
+        def grown() -> bool:
+            traffic.send(20)
+            view = cloud.ask(do="load")
+            return len([i for i in view["operators"]["sums"]["instances"] if "@edge#" in i["name"]]) == 3
+
+        until(grown, lambda: f"the edge does not grow: {cloud.ask(do='policies')}")
+        assert any("the minimum at edge is 3" in line for line in cloud.ask(do="policies"))
+        assert cloud.ask(do="load")["sites"]["edge"]["free_slots"] == 0, "as its own driver counts them"
+        assert "requests in the application of the root site" in sites["edge"].ask(do="load")["error"]
+    finally:
+        traffic.close()
+
+
 @pytest.mark.usefixtures("sites")
 def test_client_with_another_secret_or_a_wrong_address_is_told_so(file: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"x" * 32)

@@ -32,6 +32,7 @@ class InstanceView(msgspec.Struct, frozen=True, omit_defaults=True):
     state_bytes: int = 0
     state_keys: int = 0
     slots: int = 0  # that it owns
+    cores: int = 0  # that its executor lets it use; 0: not known
 
     @property
     def site(self) -> str:
@@ -67,6 +68,7 @@ class EntryLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     rate: float = 0.0
     slots: dict[int, float] = {}  # the heaviest slots -> rows per second, estimated from a sample
     keys: tuple[HotKey, ...] = ()  # the heaviest keys, heaviest first
+    sent_on: tuple[HotKey, ...] = ()  # keys whose rows went on to an owner at another site, counted
 
 
 class OperatorView(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -133,6 +135,14 @@ class OperatorView(msgspec.Struct, frozen=True, omit_defaults=True):
         return rates
 
 
+class LinkView(msgspec.Struct, frozen=True, array_like=True):
+    """The link from one site to another, as its router measures it."""
+
+    rtt_ms: float | None = None  # None: not measured yet
+    sent: float = 0.0  # bytes per second
+    received: float = 0.0
+
+
 class SiteView(msgspec.Struct, frozen=True, omit_defaults=True):
     """One site in one second."""
 
@@ -140,6 +150,7 @@ class SiteView(msgspec.Struct, frozen=True, omit_defaults=True):
     parent: str | None = None
     cores: int = 0  # of the executors there; 0: not known
     free_slots: int | None = None  # task slots for more instances; None: not known, or Spark adds executors
+    links: dict[str, LinkView] = {}  # by the other site
 
 
 class View(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 import tiercel
 from tiercel.spark.operators.processor_adapter import Row, StatefulProcessor, StatefulProcessorHandle
 
@@ -52,6 +54,12 @@ def answer(live: tiercel.Live, command: dict[str, Any]) -> Any:
             return live.scale("sums", instances).wait()
         case {"do": "owners", "keys": keys}:
             return live.owners("sums", keys)
+        case {"do": "autoscale", **options}:
+            return live.autoscale("sums", **options)
+        case {"do": "policies"}:
+            return [str(decision) for decision in live.policies().history]
+        case {"do": "load"}:
+            return msgspec.to_builtins(live.load())
         case {"do": "status"}:
             return live.status().as_dict()
         case _:

@@ -62,7 +62,7 @@ class Offload(msgspec.Struct, frozen=True):
             keys = self._at_home_for(operator, edge)
             if keys:
                 return MoveLoad(operator.name, KeySet(keys=keys), edge, facts)
-            return Nothing(operator.name, f"{facts}; its heavy keys are there")
+            return Nothing(operator.name, f"{facts}; its keys are there")
         if run <= -self.reports:
             slots = frozenset(s for s, owner in operator.owners.items() if site_of(owner) == edge)
             single = frozenset(k for k, owner in operator.isolated.items() if site_of(owner) == edge)
@@ -72,16 +72,29 @@ class Offload(msgspec.Struct, frozen=True):
         return Nothing(operator.name, facts)
 
     def _at_home_for(self, operator: OperatorView, edge: str) -> frozenset[Key]:
-        """Heavy keys whose rows enter at the edge, and whose owner is elsewhere."""
-        total = operator.key_rates()
+        """Keys whose rows enter at the edge, mostly, and whose owner is elsewhere.
+
+        The sample names the heaviest keys; rows that go on to another site are counted by key, so light ones
+        follow when the heavy ones are there.
+        """
+        rates = {site: _key_rates(load) for site, load in operator.entering.items()}
         found = set()
-        for hot in operator.entering[edge].keys:
-            owner = operator.isolated.get(hot.key) or operator.owners.get(
-                slot_of(hot.key, max(1, len(operator.owners))), ""
+        for key, rate in rates.get(edge, {}).items():
+            owner = operator.isolated.get(key) or operator.owners.get(
+                slot_of(key, max(1, len(operator.owners))), ""
             )
-            if site_of(owner) != edge and hot.rate >= self.share * total[hot.key]:
-                found.add(hot.key)
+            total = sum(at_site.get(key, 0.0) for at_site in rates.values())
+            if site_of(owner) != edge and rate >= self.share * total:
+                found.add(key)
         return frozenset(found)
 
     def __str__(self) -> str:
         return f"offload of {self.operator} beyond {self.cost:g} rows/s ({percent(self.back)} back)"
+
+
+def _key_rates(load: EntryLoad) -> dict[Key, float]:
+    """Rows per second by key, sampled or counted."""
+    rates = {hot.key: hot.rate for hot in load.keys}
+    for hot in load.sent_on:
+        rates[hot.key] = max(hot.rate, rates.get(hot.key, 0.0))
+    return rates

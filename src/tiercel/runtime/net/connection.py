@@ -149,6 +149,7 @@ class Connection(asyncio.Protocol):
         self.peer_site = ""
         self._shaper: LinkShaper | None = None  # of an emulated link
         self.phase = ConnectionPhase.NEW
+        self.sent_bytes = self.received_bytes = 0  # of messages
         self.failed = False  # the handshake did not succeed, or the peer broke the protocol
         self.closed = asyncio.get_running_loop().create_future()
         self._owner = owner
@@ -188,6 +189,7 @@ class Connection(asyncio.Protocol):
                     return
                 self._on_handshake(body)
             if self.phase is ConnectionPhase.OPEN:
+                self.received_bytes += len(data)
                 messages = self._frames.messages()
                 if messages:
                     self._owner.on_messages(self, messages)
@@ -323,6 +325,7 @@ class Connection(asyncio.Protocol):
         if self.phase is not ConnectionPhase.OPEN or transport is None or transport.is_closing():
             return  # a transport that has been aborted raises, and reports its end only in the next turn
         data = b"".join([encode_frames(message) for message in messages])
+        self.sent_bytes += len(data)
         unsent = transport.get_write_buffer_size()
         if self._shaper is None:
             transport.write(data)

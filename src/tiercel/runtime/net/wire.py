@@ -20,6 +20,7 @@ import msgspec
 from tiercel.core import messages as m
 from tiercel.core.errors import ProtocolViolation
 from tiercel.core.model.log import Output
+from tiercel.runtime.net import gauge_messages as gauges
 from tiercel.runtime.net import replication_messages as replication
 from tiercel.runtime.net import site_messages as sites
 from tiercel.runtime.net.lazy_outputs import LazyOutputs, encoder
@@ -29,7 +30,7 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024  # a chunk of state is at most 256 KiB and on
 
 MESSAGES: tuple[type[m.Message], ...] = tuple(
     kind
-    for module in (m, replication, sites)
+    for module in (m, replication, sites, gauges)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, m.Message) and kind is not m.Message
 )

@@ -68,6 +68,7 @@ from tiercel.runtime.net.registry import Address, Registry
 from tiercel.runtime.net.site_messages import ManifestQuery, ManifestReply
 from tiercel.runtime.net.tls import TlsFiles
 from tiercel.runtime.process.durability_gate import DurabilityGate, Storage
+from tiercel.runtime.process.gauges import GAUGE_MESSAGES, GaugeBoard, Gauges
 from tiercel.runtime.process.machine import (
     Machine,
     MissingState,
@@ -118,6 +119,7 @@ class HostConfig:
     on_retire: Callable[[str], object] | None = None
     manifest: bytes = b""  # what it tells whoever asks what runs here; only routers do
     metrics: Path | None = None
+    gauge_board: GaugeBoard | None = None  # takes what all processes report; only the controller has one
     parent: int = 0  # the process whose end is the end of this one; 0: none
 
     @classmethod
@@ -167,6 +169,7 @@ class Host:
         self._meter = Meter(metrics, name, machine, self._replication) if metrics is not None else None
         self._clock = wall_clock()
         self._connections = self._peers.connections
+        self._gauges = Gauges(name, self._meter, self._connections, config.gauge_board)
         self._waiting: deque[Event] = deque()
         self._unseen: Counter[str] = Counter()  # connections that the machine has not been told of yet
         self._planned = False
@@ -244,8 +247,7 @@ class Host:
                     self._replication.choose_replica()
                 if self._registry.take_checkpoint_request(self.name):
                     self.deliver(TimerFired(Timer(TimerKind.CHECKPOINT)))
-            if self._meter is not None:
-                self._meter.tick(self.busy_s)
+            self._gauges.tick(self.busy_s)
             await asyncio.sleep(POLL_S)
 
     # -- what the durability gate asks -----------------------------------------------------------
@@ -311,6 +313,8 @@ class Host:
         if type(messages[0]) is ManifestQuery:  # a client asks only this
             self.send_at_once(peer, ManifestReply(self.name, self._config.manifest))
             return
+        if not GAUGE_MESSAGES.isdisjoint(map(type, messages)):  # the machine knows nothing of them
+            messages = self._gauges.take(peer, messages)
         self._waiting.extend([Received(peer, message) for message in messages])
         self._plan()
 

@@ -7,6 +7,8 @@ Not responsible for: the counters (`gauges` of a router and an instance), when a
     gauges: counters that only grow --difference over a second--> rates --> NAME.jsonl
     loads: rows that enter and wait, by operator, of a router           --> NAME.inbox.jsonl
                                                              at 5 MB --> NAME.1.jsonl, replacing the last
+
+The same lines go to the controller over the wire (gauges.py).
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ class Loaded(Protocol):
         """The load of each operator here; called once a second."""
 
 
+LinkLine = tuple[float | None, float, float]  # round trip in ms, bytes per second sent and received
+
+
 class MetricsLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process in one second."""
 
@@ -78,6 +83,8 @@ class MetricsLine(msgspec.Struct, frozen=True, omit_defaults=True):
     heavy_keys: list[tuple[bytes, float]] | None = None  # likewise, heaviest first
     readers: dict[str, tuple[float, int, float]] | None = None  # instance -> arrivals, lag, oldest_ms
     sent_on: list[tuple[bytes, int]] | None = None  # inbox: keys with an owner elsewhere -> rows since
+    links: dict[str, LinkLine] | None = None  # router: other sites whose routers are connected
+    gauges: float | None = None  # share of the time that it spent on the lines of the second before
 
 
 class Meter:
@@ -101,24 +108,42 @@ class Meter:
         self._before: Mapping[str, float] = {}
         self.unexpected = 0
 
-    def tick(self, busy_s: float) -> None:
-        """Write the line of a second soon after it has begun. Called a few times a second."""
-        second = int(time.time())
-        if self._machine is None or second == self._second:
-            return
-        self._second = second
-        try:
-            self.write(self._machine.gauges(), busy_s)
-        except OSError as error:  # a full disk is no reason to stop working
-            log.warning("%s cannot write its metrics: %s", self._name, error)
+    def is_due(self) -> bool:
+        """Whether a second has begun whose line is not written."""
+        return self._machine is not None and int(time.time()) != self._second
 
-    def write(self, gauges: Mapping[str, float], busy_s: float) -> None:
+    def tick(
+        self, busy_s: float, links: dict[str, LinkLine] | None = None, spent: float | None = None
+    ) -> list[bytes]:
+        """Write the lines of a second, and return them as they are written; none if it is not due."""
+        if self._machine is None or not self.is_due():
+            return []
+        self._second = int(time.time())
+        return self.write(self._machine.gauges(), busy_s, links, spent)
+
+    def write(
+        self,
+        gauges: Mapping[str, float],
+        busy_s: float,
+        links: dict[str, LinkLine] | None = None,
+        spent: float | None = None,
+    ) -> list[bytes]:
+        """Write the lines, and return them."""
         now_s = time.monotonic()
         took_s = max(now_s - self._at_s, 1e-3)
-        _append(self._path, [self._line(gauges, busy_s, took_s)])
-        if self._loaded is not None:
-            _append(self._inbox_path, self._inbox_lines(self._loaded.loads(), took_s))
+        line = self._line(gauges, busy_s, took_s)
+        spent = None if spent is None else round(spent, 5)
+        mine = [msgspec.json.encode(msgspec.structs.replace(line, links=links or None, gauges=spent))]
+        inboxes = self._inbox_lines(self._loaded.loads(), took_s) if self._loaded is not None else []
+        of_inboxes = [msgspec.json.encode(line) for line in inboxes]
         self._at_s, self._busy_s, self._before = now_s, busy_s, gauges
+        try:
+            _append(self._path, mine)
+            if of_inboxes:
+                _append(self._inbox_path, of_inboxes)
+        except OSError as error:  # a full disk is no reason to stop working
+            log.warning("%s cannot write its metrics: %s", self._name, error)
+        return mine + of_inboxes
 
     def _inbox_lines(self, loads: Mapping[str, InboxLoad], took_s: float) -> list[MetricsLine]:
         """One line for each operator that rows enter for, or wait for."""
@@ -191,9 +216,9 @@ class Meter:
         return line
 
 
-def _append(path: Path, lines: Sequence[MetricsLine]) -> None:
+def _append(path: Path, lines: Sequence[bytes]) -> None:
     with path.open("ab", buffering=0) as file:
-        file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        file.write(b"".join(line + b"\n" for line in lines))
         size = file.tell()
     if size > FILE_BYTES_MAX:
         path.replace(path.with_suffix(".1.jsonl"))
@@ -230,17 +255,6 @@ def last_lines(directory: Path) -> dict[str, MetricsLine]:
     now_s = int(time.time())
     lines = read_lines(directory, now_s - OVERLAP_S, now_s + 1)
     return {line.process: line for line in lines if line.kind != "inbox"}
-
-
-def last_inboxes(directory: Path) -> dict[tuple[str, str], MetricsLine]:
-    """(site, operator) -> the line that its router has written a moment ago."""
-    return {(line.site, line.operator or ""): line for line in recent_inboxes(directory)}
-
-
-def recent_inboxes(directory: Path) -> list[MetricsLine]:
-    """The lines of inboxes of the last seconds, by time."""
-    now_s = int(time.time())
-    return [line for line in read_lines(directory, now_s - OVERLAP_S, now_s + 1) if line.kind == "inbox"]
 
 
 def _files(directory: Path) -> list[Path]:

@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 
 from tiercel.control.mobility import Mobility, Threshold
 from tiercel.control.policies.policy import Decide
+from tiercel.control.view import View
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.migration.strategies import ordered
 from tiercel.core.model.topology import operator_of, site_of
@@ -486,6 +487,10 @@ class Live:
         """The policies that run, and every decision with its reason."""
         thread = self._policies().thread
         return PolicyReport(thread.policies, thread.history)
+
+    def load(self) -> View:
+        """The load of this second, as a policy sees it: from the gauges of every process at every site."""
+        return self._policies().thread.view()
 
     def _policies(self) -> DeploymentPolicies:
         running = self._started()

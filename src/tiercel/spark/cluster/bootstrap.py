@@ -20,6 +20,7 @@ from tiercel.core.model.topology import operator_of
 from tiercel.errors import UserError
 from tiercel.runtime.backup.deployment_backup import write_backup_manifest
 from tiercel.runtime.deployment import DeploymentDir, Manifest
+from tiercel.runtime.net.gauge_messages import SiteReport
 from tiercel.runtime.sites.site_application import SiteApplication
 from tiercel.runtime.storage.incarnations import IncarnationClaims
 from tiercel.spark.cluster.backend import Backend
@@ -29,7 +30,7 @@ from tiercel.spark.cluster.liveness import LivenessMonitor
 from tiercel.spark.cluster.policy_thread import CarryOut, PolicyThread
 from tiercel.spark.cluster.preflight import probe
 from tiercel.spark.cluster.replica_placement import replica_names, start_replicas
-from tiercel.spark.cluster.supervisor import Supervisor, running_processes
+from tiercel.spark.cluster.supervisor import Supervisor, free_slots, running_processes
 from tiercel.spark.cluster.task import Build, build_host
 from tiercel.spark.cluster.task_slots import RESERVED_SLOTS, check_slots
 from tiercel.spark.cluster.waiting import wait_until
@@ -110,7 +111,6 @@ class RunningDeployment:
             self._deployment,
             self.controller,
             self.supervisor,
-            self.launcher.launch,
             carry_out,
         )
         self._ending.callback(thread.end)
@@ -180,6 +180,7 @@ class Deployer:
             launcher = InstanceLauncher(deployment, supervisor, self._plan.operators)
             controller = ControllerThread(deployment, launcher.launch, launcher.retire)
             ending.callback(controller.end)
+            controller.report_site = functools.partial(_site_report, self._backend, supervisor, sites[0])
             wait_attached(deployment, supervisor, controller, instances)
             watcher = DecommissionWatcher(
                 *(self._backend, deployment, manifest.topology, supervisor, controller),
@@ -192,6 +193,12 @@ class Deployer:
             return RunningDeployment(
                 self._backend, deployment, supervisor, controller, launcher, watcher, ending.pop_all()
             )
+
+
+def _site_report(backend: Backend, supervisor: Supervisor, site: str) -> SiteReport:
+    """What the agent of a site tells the controller."""
+    failed = {name: why for name, why in supervisor.failures.items() if operator_of(name)}
+    return SiteReport(site, free_slots(backend), failed)
 
 
 def wait_attached(

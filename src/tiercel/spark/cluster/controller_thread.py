@@ -31,17 +31,19 @@ from tiercel.core.model.routing import Route
 from tiercel.core.model.topology import operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir
+from tiercel.runtime.net.gauge_messages import SiteReport
 from tiercel.runtime.net.site_messages import LaunchInstance, RetireInstance
+from tiercel.runtime.process.gauges import CONTROLLER, GaugeBoard
 from tiercel.runtime.process.host import Host, HostConfig
 from tiercel.runtime.recovery.recover import open_storage
 from tiercel.spark.cluster.waiting import wait_until
 
 log = logging.getLogger(__name__)
 
-NAME: Final = "controller"
 ANSWER_S_MAX = 30.0
 RESTART_S = 0.5  # before a failed controller is restarted
 POLL_S = 0.005
+REPORT_S = 1.0  # between two reports of an agent
 ASK_AGAIN_S = 0.5  # a router that has just restarted lost the question
 
 TABLES: Final[dict[str, Any]] = {
@@ -120,7 +122,9 @@ class ControllerThread:
         self._topology = manifest.topology
         self._sites_here = manifest.sites_here
         self.is_agent = not manifest.is_root
-        self.name = agent_of(self._sites_here[0]) if self.is_agent else NAME
+        self.name = agent_of(self._sites_here[0]) if self.is_agent else CONTROLLER
+        self.gauges = GaugeBoard()  # what all processes report; that of an agent stays empty
+        self.report_site: Callable[[], SiteReport] | None = None  # what an agent reports, once it is set
         self._stories: dict[str, list[PhaseTime]] = {}
         self._ending = threading.Event()
         self._failure = ""  # why the controller does not run
@@ -154,6 +158,7 @@ class ControllerThread:
                 links=manifest.links,
                 on_launch=self._on_launch,
                 on_retire=self._on_retire,
+                gauge_board=self.gauges,
                 storage=storage,
             ),
         )
@@ -174,6 +179,10 @@ class ControllerThread:
         else:
             self._hooks[1](instance)
 
+    def launch(self, instance: str) -> None:
+        """Have an instance started, here or by the agent of its site; it attaches some time later."""
+        self._ask(lambda controller, now: (None, [Launch(instance)]))
+
     def launch_elsewhere(self, instance: str, limit_s: float) -> None:
         """Have the agent of another site start an instance; returns when its router reports it."""
         asked_s = -ASK_AGAIN_S
@@ -182,7 +191,7 @@ class ControllerThread:
             nonlocal asked_s
             if time.monotonic() - asked_s > ASK_AGAIN_S:
                 asked_s = time.monotonic()
-                self._ask(lambda controller, now: (None, [Launch(instance)]))
+                self.launch(instance)
                 self.refresh()
             return instance in self.running()
 
@@ -208,7 +217,23 @@ class ControllerThread:
         self._loop = asyncio.get_running_loop()
         self._failure = ""
         self._ready.set()
-        await self._host.run()
+        reporting = asyncio.create_task(self._report()) if self.is_agent else None
+        try:
+            await self._host.run()
+        finally:
+            if reporting is not None:
+                reporting.cancel()
+
+    async def _report(self) -> None:
+        """Tell the controller once a second what only the driver of a site knows."""
+        while True:
+            await asyncio.sleep(REPORT_S)
+            if self.report_site is not None and self._host.is_connected(CONTROLLER):
+                try:
+                    report = await self._loop.run_in_executor(None, self.report_site)
+                    self._host.send_at_once(CONTROLLER, report)
+                except Exception as error:  # Spark ends, or does not answer now
+                    log.info("%s cannot report: %s", self.name, error)
 
     def _reopen(self) -> None:
         """Waits until the storage can be opened and written."""

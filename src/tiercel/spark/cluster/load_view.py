@@ -1,7 +1,8 @@
-"""The view of a running deployment: its metrics lines and routing tables as a policy sees them.
+"""The view of a running deployment: gauges and routing tables as a policy sees them.
 
-Responsible for: one view from what the processes have written and the routers have reported.
-Not responsible for: the figures themselves (runtime/process/metrics.py), deciding (control/governor.py).
+Responsible for: one view from what the processes and the routers have reported to the controller.
+Not responsible for: the figures themselves (runtime/process/metrics.py), how they get here (runtime/process/
+    gauges.py), deciding (control/governor.py).
 
 An instance that is attached and owns nothing is a spare. An instance without a line is in the view with
 zeros: it has just started, or is silent.
@@ -11,33 +12,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 from tiercel.control.mobility import Sighting
-from tiercel.control.view import EntryLoad, HotKey, InstanceView, OperatorView, SiteView, View
+from tiercel.control.view import EntryLoad, HotKey, InstanceView, LinkView, OperatorView, SiteView, View
 from tiercel.core.model.keys import Key
 from tiercel.core.model.routing import Route
 from tiercel.core.model.topology import Topology, operator_of
-from tiercel.runtime.process.metrics import MetricsLine, last_inboxes, last_lines, recent_inboxes
+from tiercel.runtime.process.gauges import GaugeBoard
+from tiercel.runtime.process.metrics import MetricsLine
+
+SENT_ON_MAX = 128  # keys in a view, for each operator and site; others follow when these are moved
 
 
 class LoadReader:
-    """Reads the metrics of one deployment."""
+    """Makes views of one deployment."""
 
-    def __init__(self, directory: Path, topology: Topology) -> None:
-        self._directory, self._topology = directory, topology
-        self._seen_ms: dict[tuple[str, str], int] = {}  # site, operator -> newest line that was taken
+    def __init__(self, board: GaugeBoard, topology: Topology) -> None:
+        self._board, self._topology = board, topology
 
     def sightings(self, operator: str) -> list[Sighting]:
         """Keys of an operator whose rows went on to an owner at another site, each line once."""
-        found = []
-        for line in recent_inboxes(self._directory):
-            place = (line.site, line.operator or "")
-            if line.operator == operator and line.at_ms > self._seen_ms.get(place, 0):
-                self._seen_ms[place] = line.at_ms
-                at_s = line.at_ms / 1e3
-                found += [Sighting(key, line.site, rows, at_s) for key, rows in line.sent_on or ()]
-        return found
+        return [
+            Sighting(key, line.site, rows, line.at_ms / 1e3)
+            for line in self._board.take_sent_on(operator)
+            for key, rows in line.sent_on or ()
+        ]
 
     def view(
         self,
@@ -49,7 +48,8 @@ class LoadReader:
         free_slots: int | None = None,
         failed: Mapping[str, str] | None = None,
     ) -> View:
-        lines, inboxes = last_lines(self._directory), last_inboxes(self._directory)
+        """The view of now. `free_slots` and `failed` are those of this application."""
+        lines, inboxes, elsewhere = self._board.lines(), self._board.inboxes(), self._board.sites()
         operators = {}
         for name in self._topology.operators:
             slots, overrides = routes[name]
@@ -67,11 +67,13 @@ class LoadReader:
                 tuple(i for i in here if i not in working),
                 changing.get(name, ""),
             )
-        sites = {
-            site: SiteView(site, parent, _cores(lines.get(site)), free_slots)
-            for site, parent in self._topology.sites.items()
-        }
-        return View(at_s, operators, sites, dict(failed or {}))
+        sites = {}
+        for site, parent in self._topology.sites.items():
+            line, report = lines.get(site), elsewhere.get(site)
+            free = free_slots if report is None else report.free_slots
+            sites[site] = SiteView(site, parent, _cores(line), free, _links(line))
+        lost = {name: why for report in elsewhere.values() for name, why in report.failed.items()}
+        return View(at_s, operators, sites, {**lost, **(failed or {})})
 
 
 def _instance(
@@ -93,13 +95,21 @@ def _instance(
         line.state_bytes or 0,
         line.state_keys or 0,
         slots,
+        _cores(line),
     )
 
 
 def _entering(line: MetricsLine) -> EntryLoad:
     keys = tuple(HotKey(key, rate) for key, rate in line.heavy_keys or ())
-    return EntryLoad(line.arrivals or 0.0, line.heavy_slots or {}, keys)
+    counted = sorted(line.sent_on or (), key=lambda item: -item[1])[:SENT_ON_MAX]
+    sent_on = tuple(HotKey(key, float(rows)) for key, rows in counted)
+    return EntryLoad(line.arrivals or 0.0, line.heavy_slots or {}, keys, sent_on)
 
 
 def _cores(line: MetricsLine | None) -> int:
     return 0 if line is None else line.cores or 0
+
+
+def _links(line: MetricsLine | None) -> dict[str, LinkView]:
+    links = {} if line is None else line.links or {}
+    return {site: LinkView(*link) for site, link in links.items()}

@@ -3,7 +3,7 @@
 Responsible for: a view a second, carrying decisions out, the record in the storage, refilling the pool.
 Not responsible for: deciding (control/governor.py), how a change is requested (api/policies.py).
 
-    metrics, tables --> view --> governor --> decisions --> carry out --> controller
+    gauges, tables --> view --> governor --> decisions --> carry out --> controller
                           |                       |
                    policy/views.jsonl     policy/history.jsonl
 
@@ -36,8 +36,7 @@ from tiercel.runtime.files import write_whole
 from tiercel.spark.cluster.backend import Backend
 from tiercel.spark.cluster.controller_thread import ControllerThread
 from tiercel.spark.cluster.load_view import LoadReader
-from tiercel.spark.cluster.supervisor import Supervisor, running_processes
-from tiercel.spark.cluster.task_slots import RESERVED_SLOTS
+from tiercel.spark.cluster.supervisor import Supervisor, free_slots
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +69,12 @@ class PolicyThread:
         deployment: DeploymentDir,
         controller: ControllerThread,
         supervisor: Supervisor,
-        launch: Callable[[str], object],
         carry_out: CarryOut,
     ) -> None:
         self._backend, self._controller, self._supervisor = backend, controller, supervisor
-        self._launch, self._carry_out = launch, carry_out
+        self._carry_out = carry_out
         self._topology = deployment.manifest().topology
-        self._reader = LoadReader(deployment.metrics, self._topology)
+        self._reader = LoadReader(controller.gauges, self._topology)
         self._directory = deployment.directory / "policy"
         self._directory.mkdir(exist_ok=True)
         self._governor = Governor()
@@ -175,15 +173,9 @@ class PolicyThread:
             self._controller.running(),
             {name: self._controller.routes(name) for name in names},
             {name: self._controller.changing(name) for name in names},
-            free_slots=self._free_slots(),
+            free_slots=free_slots(self._backend),
             failed={n: why for n, why in self._supervisor.failures.items() if operator_of(n)},
         )
-
-    def _free_slots(self) -> int | None:
-        slots = None if self._backend.allocates else self._backend.slots()
-        if slots is None:
-            return None
-        return max(0, slots - running_processes(self._backend.application) - RESERVED_SLOTS)
 
     def _perform(self, decision: Decision, view: View, limits: Limits) -> None:
         try:
@@ -223,16 +215,18 @@ class PolicyThread:
 
     def _refill(self, view: View) -> None:
         """Start spare instances where the pool lacks some and there is room."""
-        free = self._free_slots()
         for (operator, site), count in self._spares.items():
             seen = view.operators[operator]
-            known = {n for n in self._supervisor.names if operator_of(n) == operator and site_of(n) == site}
+            attached = {*(i.name for i in seen.instances), *seen.spares}
+            known = {n for n in {*attached, *self._supervisor.names} if operator_of(n) == operator}
+            known = {n for n in known if site_of(n) == site}
             working = {i.name for i in seen.instances}
-            coming = known - working - set(seen.spares)
+            coming = known - attached
+            free = view.sites[site].free_slots
             if seen.changing or len(known - working) >= count or coming or free == 0:
                 continue
             names = (instance_name(operator, site, n) for n in range(1, len(known) + 2))
-            self._launch(next(name for name in names if name not in known))
+            self._controller.launch(next(name for name in names if name not in known))
 
     # -- the record ----------------------------------------------------------------------------
 

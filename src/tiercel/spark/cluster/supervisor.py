@@ -32,7 +32,7 @@ from tiercel.runtime.deployment import DeploymentDir
 from tiercel.runtime.net.registry import Address
 from tiercel.spark.cluster.backend import Backend
 from tiercel.spark.cluster.task import Build, build_host, task
-from tiercel.spark.cluster.task_slots import ALLOCATION_S_MAX
+from tiercel.spark.cluster.task_slots import ALLOCATION_S_MAX, RESERVED_SLOTS
 from tiercel.spark.cluster.waiting import wait_until
 from tiercel.spark.job_errors import could_not_start, reason_of
 from tiercel.spark.operators.plans import OperatorPlan
@@ -53,6 +53,14 @@ _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()  # of this driver
 def running_processes(application: str) -> int:
     """How many processes of this driver's deployments hold a slot of a Spark application."""
     return sum(len(each.names) for each in _supervisors if each.application == application)
+
+
+def free_slots(backend: Backend) -> int | None:
+    """Task slots for more processes; None: not known, or Spark adds executors."""
+    slots = None if backend.allocates else backend.slots()
+    if slots is None:
+        return None
+    return max(0, slots - running_processes(backend.application) - RESERVED_SLOTS)
 
 
 class Supervisor:

@@ -27,7 +27,8 @@ SCHEMA = """
     latency_ms double, lag bigint, state_keys bigint, state_bytes bigint, busy double, moves int,
     hot_keys bigint, read_back double, replica string, replica_behind bigint, unexpected bigint,
     cpu double, stolen double, cores int, arrivals double, oldest_ms double,
-    heavy_slots map<int, double>, heavy_keys map<binary, double>
+    heavy_slots map<int, double>, heavy_keys map<binary, double>,
+    links map<string, struct<rtt_ms: double, sent: double, received: double>>, gauges double
 """
 
 
@@ -121,4 +122,6 @@ def _row(line: MetricsLine) -> tuple[Any, ...]:
         line.oldest_ms,
         line.heavy_slots,
         None if line.heavy_keys is None else dict(line.heavy_keys),
+        line.links,
+        line.gauges,
     )
