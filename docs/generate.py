@@ -117,6 +117,10 @@ WAYS: dict[str, Way] = {
     "Capture": ("source's router -> source", WHEN_DURABLE),
     "CaptureFrom": ("source -> its router", NOW),
     "Captured": ("source -> its router", NOW),
+    "SetStandby": ("controller -> router of the instance", "when stored, and after each reconnect"),
+    "StandbyRole": ("router -> instance", "when durable, and when the instance resumes"),
+    "Increment": ("instance -> its standby", "after a checkpoint, within a window"),
+    "IncrementReceipt": ("standby -> instance", NOW),
     "Chunk": ("source -> destination", "when the log is durable up to the capture"),
     "UnitReceipt": ("destination -> source", NOW),
     "UnitRequest": ("destination -> source", NOW),
@@ -419,6 +423,14 @@ RULES: dict[str, Rule] = {
             "migration.source_router:OutgoingMove.earliest_stop",
             "migration.source_router:OutgoingMove.start_cut_shadow",
             "migration.destination_instance:StateReceiver.shadow_ended",
+        ),
+    ),
+    "R40": Rule(
+        "A key is taken from a copy with every increment of the named session, if unchanged since.",
+        (
+            "migration.standby:StandbySender.is_unchanged",
+            "migration.standby:StandbyCopy.is_of",
+            "migration.standby:StandbyCopy.has_all_before",
         ),
     ),
 }

@@ -41,7 +41,7 @@ SEEDS_MAX = 60  # a seed that shifted a little is found again; one that did not 
 REGENERATE = "tiercel sim --mutants --seeds 400 --jobs 1 --json > tests/rules/killers.json"
 A, B = "op@a#0", "op@b#0"
 UNUSED, OTHER = "op@a#1", "op@a#2"
-RULES = {f"R{n}" for n in (*range(1, 33), 35)}  # 33 and 34 are not built
+RULES = {f"R{n}" for n in (*range(1, 33), 35, 40)}  # the others are not built
 SLOT_0 = KeySet(slots=frozenset({0}))
 
 
@@ -818,3 +818,46 @@ def test_R32_units_leave_only_once_their_cut_is_logged(mutant: str) -> None:
 @mutants_of("R35")
 def test_R35_every_row_is_processed_once_on_one_side_of_the_cut(mutant: str) -> None:
     assert_noticed(mutant)
+
+
+@mutants_of("R40")
+def test_R40_a_key_that_has_changed_is_not_taken_from_the_copy(mutant: str) -> None:
+    assert_noticed(mutant)
+
+
+def count_behind_a_move_to_a_standby(mutant: str, *, restarts: bool) -> int:
+    """The rows of a key whose last change the standby never got: it had three, and has one from its copy."""
+    one, two = key_in(0), key_in(0, 1)
+    with planted(mutant):
+        driver = SmallDeployment(settings=Settings(chunk_keys_max=1, checkpoint_ms=200.0)).start()
+        driver.send("a", m.SetStandby(A, B))
+        driver.produce("a", (one, 0, 0), (two, 0, 0))
+        driver.advance_ms(300)
+        assert driver.messages(B, A, m.IncrementReceipt)
+        driver.withholds = lambda sender, to, message: isinstance(message, m.Increment)
+        driver.produce("a", (one, 0, 1))
+        driver.advance_ms(300)
+        assert driver.withheld, "the increment is lost"
+        if restarts:
+            driver.restart(A)
+            driver.advance_ms(300)
+        else:
+            driver.withholds = lambda sender, to, message: False
+            driver.produce("a", (two, 0, 1))
+            driver.advance_ms(300)
+        driver.move(SLOT_0, A, B, "standby")
+        driver.advance_ms(5_000)
+        driver.produce("a", (one, 0, 2))
+        driver.advance_ms(100)
+    assert driver.statuses["m1"].phase == "done"
+    return int({o.key: o.row[2][2] for o in driver.outputs()}[one])
+
+
+def test_R40_a_copy_without_one_of_its_increments_does_not_count() -> None:
+    assert count_behind_a_move_to_a_standby("", restarts=False) == 3
+    assert count_behind_a_move_to_a_standby("lost-increments-ignored", restarts=False) == 2
+
+
+def test_R40_the_copy_of_an_earlier_incarnation_does_not_count() -> None:
+    assert count_behind_a_move_to_a_standby("", restarts=True) == 3
+    assert count_behind_a_move_to_a_standby("copy-of-another-session", restarts=True) == 2

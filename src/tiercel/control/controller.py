@@ -16,7 +16,7 @@ import msgspec
 
 from tiercel.control.load_planner import rebalance_by_load
 from tiercel.control.planner import hand_over, rebalance, split_move
-from tiercel.control.plans import Plan, PlannedMove, check_limits, check_plan
+from tiercel.control.plans import Plan, PlannedMove, check_limits, check_plan, check_standby, check_standbys
 from tiercel.core import messages as m
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.machine.effects import Effect, Launch, Retire, StorageKey
@@ -107,6 +107,7 @@ class Controller:
         self.retiring: dict[str, int] = {}  # instance -> number of its retirement, which the answer repeats
         self.recoveries: dict[str, RecoveryRequest] = {}
         self.replaced: set[str] = set()  # taken over while a move to them was under way
+        self.standbys: dict[str, str] = {}  # instance -> its standby
         self.refused: dict[str, str] = {}  # recovery -> why its router refused it
         for key, value in items.items():
             match key:
@@ -120,6 +121,8 @@ class Controller:
                     self.retiring[instance] = value
                 case ("recovery", recovery):
                     self.recoveries[recovery] = value
+                case ("standby", instance):
+                    self.standbys[instance] = value
                 case _:
                     raise KeyError(key)
         self.moves = dict(sorted(self.moves.items(), key=lambda item: _turn(item[0])))
@@ -131,11 +134,24 @@ class Controller:
     ) -> tuple[list[str], list[Effect]]:
         """Accept a plan. Raises `InvalidRequest` and changes nothing if the plan has a fault."""
         check_plan(plan, self.topology)
+        check_standbys(plan, self.standbys)
         check_limits(deadline_ms, retries)
         step = Step(now_ms)
         names = [name for move in plan.moves for name in self._add(step, move, retries, deadline_ms)]
         self._start_what_can(step)
         return names, self.journal.commit(step)
+
+    def set_standby(self, instance: str, standby: str, now_ms: float) -> list[Effect]:
+        """Let an instance hold a copy of another one's keys from now on; an empty name ends that."""
+        check_standby(instance, standby, self.topology)
+        step = Step(now_ms)
+        if standby:
+            self.standbys[instance] = standby
+            step.put(("standby", instance), standby)
+        elif self.standbys.pop(instance, None) is not None:
+            step.delete(("standby", instance))
+        step.send_durable(site_of(instance), m.SetStandby(instance, standby))
+        return self.journal.commit(step)
 
     def scale(self, request: ScaleRequest, now_ms: float) -> list[Effect]:
         """Launch missing instances, then rebalance the slots, then retire instances that are not wanted."""
@@ -259,6 +275,9 @@ class Controller:
         match event:
             case Connected(peer=peer) if peer in self.topology.sites:
                 step.send(peer, m.StatusQuery())
+                for instance, standby in self.standbys.items():
+                    if site_of(instance) == peer:
+                        step.send(peer, m.SetStandby(instance, standby))
                 step.timer(Timer(TimerKind.RETRY), now_ms + self.settings.retry_ms)
             case Disconnected():
                 pass

@@ -8,7 +8,7 @@ Not responsible for: making plans (planner.py), carrying them out (controller.py
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -129,6 +129,34 @@ def check_plan(plan: Plan, topology: Topology, running: Iterable[str] | None = N
     """Raise the first fault of a plan."""
     for _, error in faults_of(plan, topology, running):
         raise error
+
+
+def check_standby(instance: str, standby: str, topology: Topology) -> None:
+    """Refuse a standby that cannot be one; an empty name is none."""
+    operator = topology.operator(operator_of(instance))
+    topology.site(site_of(instance))
+    if not standby:
+        return
+    if operator_of(standby) != operator.name:
+        what = f"{standby!r} as the standby of {instance!r}"
+        raise InvalidRequest(what, f"expected another instance of {operator.name!r}", LIST_INSTANCES)
+    topology.site(site_of(standby))
+    if standby == instance:
+        raise InvalidRequest(f"{instance!r} as its own standby", "expected another instance", LIST_INSTANCES)
+    if not operator.deterministic:
+        what = f"{operator.name!r} is declared non-deterministic; a move to a standby would run it twice"
+        raise InvalidRequest(what, "expected a deterministic operator")
+
+
+def check_standbys(plan: Plan, standbys: Mapping[str, str]) -> None:
+    """Refuse moves to a standby that is none."""
+    for move in plan.moves:
+        strategy = STRATEGIES.get(move.strategy)
+        if strategy is not None and strategy.copies and standbys.get(move.source) != move.destination:
+            has = standbys.get(move.source)
+            what = f"{move.destination!r} is not the standby of {move.source!r}"
+            expected = f"expected {has!r}" if has else f"expected a standby; {move.source!r} has none"
+            raise InvalidRequest(what, expected, "name one with: live.set_standby(instance, standby)")
 
 
 def check_limits(deadline_ms: float | None, retries: int) -> None:

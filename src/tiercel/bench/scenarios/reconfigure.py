@@ -31,6 +31,7 @@ from tiercel.core import messages as m
 from tiercel.core.instance.instance import Instance
 from tiercel.core.machine.effects import Effect
 from tiercel.core.machine.events import Event, Received
+from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.routing import RoutingTable
 from tiercel.core.model.topology import instance_name
 from tiercel.errors import UserError
@@ -45,6 +46,7 @@ ShowProgress = Callable[[str], None]
 PROBE_KEYS = 20
 STEADY_S_MAX = 10.0
 WARM_S = 3.0
+STANDBY_S = 3.0  # until the standby has everything
 MOVE_S_MAX = 120.0
 WORKLOADS = ("running-average", "key-count", *(f"key-count-zipf{z}" for z in (0.5, 1.0, 1.5)))
 COLUMNS = (
@@ -242,6 +244,9 @@ def _one(live: Live, loader: LoadProcess, options: Options, keys: Keys, strategy
     # probes are 4,000 tuples a second: with a service time they would be the load
     probes = [] if options.service_us else keys.probes
     loader.start(options.tuples_per_s, probes)
+    if STRATEGIES[strategy].copies:
+        live.set_standby(keys.source, keys.destination)
+        time.sleep(STANDBY_S)
     time.sleep(options.warm_s)
     steady_ns = time.monotonic_ns()
     time.sleep(steady_s)
@@ -252,6 +257,8 @@ def _one(live: Live, loader: LoadProcess, options: Options, keys: Keys, strategy
     time.sleep(max(0.0, options.seconds - steady_s - (time.monotonic_ns() - request_ns) / 1e9))
     over_ns = time.monotonic_ns()
     loader.stop(inputs, outputs)
+    if STRATEGIES[strategy].copies:
+        live.set_standby(keys.source, "")
     live.move(OPERATOR, keys=keys.moved, to=keys.source).wait(MOVE_S_MAX)
     at = Moments(steady_ns, request_ns, end_ns, over_ns)
     found = read_outputs(outputs)

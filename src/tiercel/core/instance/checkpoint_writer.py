@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from tiercel.core import messages as m
@@ -107,6 +107,8 @@ class CheckpointPort(Protocol):
 
     @property
     def receivers(self) -> Mapping[str, StateReceiver]: ...
+
+    def keys_changed(self, step: Step, keys: Iterable[Key]) -> None: ...
 
     def tell(self, step: Step, message: m.Message) -> None: ...
 
@@ -244,6 +246,7 @@ class CheckpointWriter:
         cursor = CheckpointHeader(self.generation, *own, [*images, *older], era, instance.takeover)
         taken = self.taken = PendingCheckpoint(scope, cursor, rests_on, instance.flushes)
         if scope is CheckpointScope.EVERYTHING:
+            instance.keys_changed(step, instance.space.dirty)
             self._take_own(taken)
         for receiver, position in incoming_moves:
             self._take_arriving(taken, receiver, position)

@@ -14,7 +14,7 @@ entries to the same user code and produces the same outputs, and the router admi
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
 import msgspec
@@ -212,6 +212,9 @@ class Instance:
                     self.exit(step, "a later incarnation has attached, or successors have taken over")
             case _ if self.moves is None:
                 raise CoreBug(f"{self.name} was built without moves, and received {message}")
+            case m.StandbyRole() | m.Increment() | m.IncrementReceipt():
+                if self.phase is InstancePhase.RUNNING:
+                    self.moves.on_standby_message(step, message)
             case _ if self.phase is InstancePhase.RUNNING:
                 if type(message) is m.AbortNotice:
                     self.queue.drop_shadow(message.move)
@@ -410,6 +413,7 @@ class Instance:
             "hot_keys": sum(len(space.keys) for space in spaces),
             "read_back": self.space.memory_limit.reads,
             "moves": len(self.senders) + len(self.receivers),
+            "standby_keys": self.moves.copies.keys if self.moves is not None else 0,
         }
 
     # -- calls of components (InstancePort) ----------------------------------------------------
@@ -431,6 +435,15 @@ class Instance:
     def receivers(self) -> Mapping[str, StateReceiver]:
         """The moves into this instance."""
         return self.moves.receivers if self.moves is not None else {}
+
+    def keys_changed(self, step: Step, keys: Iterable[Key]) -> None:
+        """A checkpoint has taken the changes of these keys."""
+        if self.moves is not None and self.moves.standby is not None:
+            self.moves.standby.changed(step, keys)
+
+    def standby_read_ahead(self) -> list[StorageKey]:
+        standby = self.moves.standby if self.moves is not None else None
+        return standby.read_ahead() if standby is not None else []
 
     def tell(self, step: Step, message: m.Message) -> None:
         """Send the router a message about a move, with our incarnation: it accepts only the latest one."""

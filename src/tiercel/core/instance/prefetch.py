@@ -12,6 +12,7 @@ The answer may name more than the event needs, never less: a key that is neither
     Dispatch, Continued           a row of the key; a timer of it that is due; its digest at a Compare; its
                                   image at the flip of a move that flips first
     capture timer                 the sender captures the next keys
+    standby timer                 the next increment for the standby
     FlipToSource, AttachReply,    keys have left this instance: it captures their images, or compares the
     CheckpointLoaded              epochs of keys that have returned, to find which copy is here
 """
@@ -46,6 +47,8 @@ class PrefetchPort(CheckpointPort, Protocol):
     runner: ProcessorRunner
     queue: RowQueue
 
+    def standby_read_ahead(self) -> list[StorageKey]: ...
+
 
 def missing_state(instance: PrefetchPort, event: Event) -> tuple[StorageKey, ...]:
     """The storage keys of the versions that an event may need, for an instance with evicted keys."""
@@ -55,6 +58,8 @@ def missing_state(instance: PrefetchPort, event: Event) -> tuple[StorageKey, ...
     match event:
         case TimerFired(name=Timer(kind=TimerKind.CAPTURE, of=move)) if move in instance.senders:
             places += instance.senders[move].read_ahead()
+        case TimerFired(name=Timer(kind=TimerKind.STANDBY)):
+            places += instance.standby_read_ahead()
         case _:
             pass
     return tuple(places)

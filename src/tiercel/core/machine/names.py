@@ -21,6 +21,7 @@ class TimerKind(enum.StrEnum):
     SLICE = "slice"  # the next keys of a checkpoint that is being written
     CAPTURE = "capture"  # the next keys of a move that the source captures
     DIGESTS = "digests"  # the next digests of a move
+    STANDBY = "standby"  # the next increment for a standby
     FETCH = "fetch"  # the destination checks whether the state of a move has begun to arrive
 
 

@@ -156,6 +156,7 @@ TABLES: Final[dict[str, Any]] = {
     "outgoing": OutgoingMoveRecord,
     "incoming": IncomingMoveRecord,
     "ended": tuple[str, str],
+    "standby": str,
     "shadow": ShadowNotice,
     "move_mark": Position,
     "inbox": Entry,  # or StreamEntry, in an output log: see `read_log`

@@ -113,6 +113,7 @@ class Capture(Message, frozen=True):
     move: str
     keys: KeySet
     destination: str
+    copies: bool = False  # what the destination has as a standby need not be sent
 
 
 class CaptureFrom(Message, frozen=True):
@@ -132,6 +133,39 @@ class Captured(Message, frozen=True):
     size_bytes: int = 0
 
 
+class SetStandby(Message, frozen=True):
+    """The controller names the standby of an instance to its router; an empty name ends it."""
+
+    instance: str
+    standby: str
+
+
+class StandbyRole(Message, frozen=True):
+    """The router tells an instance who its standby is; an empty name: it has none."""
+
+    standby: str
+
+
+class Increment(Message, frozen=True):
+    """Keys that have changed at the source since its earlier increments, for its standby."""
+
+    source: str
+    session: tuple[int, int]  # incarnation of the source, number in it
+    n: int  # of the increment in its session; 1 is the first
+    images: list[StateImage]
+
+    @property
+    def size_bytes(self) -> int:
+        return 64 + sum(i.size_bytes for i in self.images)
+
+
+class IncrementReceipt(Message, frozen=True):
+    """The standby has the increments up to this one; -1: one is missing, and the session is over."""
+
+    session: tuple[int, int]
+    n: int
+
+
 class Chunk(Message, frozen=True):
     """Some keys of the move, each as of its own offset. The source numbers the chunks that it sends."""
 
@@ -140,6 +174,8 @@ class Chunk(Message, frozen=True):
     images: list[StateImage]
     units: Sequence[int] = ()  # whole with this chunk: a key of theirs that no chunk has had no state
     sent_before: int = 0  # keys of the first image's unit that earlier chunks have
+    kept: Sequence[Key] = ()  # keys whose image has no state here: the destination has a copy of it
+    copy: tuple[int, int, int] | None = None  # session of that copy, and its last increment
 
     @property
     def size_bytes(self) -> int:
@@ -161,6 +197,7 @@ class UnitRequest(Message, frozen=True):
     move: str
     units: list[int]
     again: bool = False  # nothing has come for a while: chunks without a receipt are lost
+    in_full: bool = False  # the copy of a standby does not have them
 
 
 class Backlog(Message, frozen=True):

@@ -41,12 +41,13 @@ from tiercel.core.model.topology import operator_of, site_of
 class MoveCoordinator:
     """The moves that a router takes part in. Implements `Moves` of core/router/moves.py."""
 
-    tables = ("outgoing", "incoming", "ended", "shadow", "move_mark")
+    tables = ("outgoing", "incoming", "ended", "shadow", "move_mark", "standby")
 
     def __init__(self, router: RouterPort) -> None:
         self.router = router
         self.outgoing_moves: dict[str, OutgoingMove] = {}
         self.incoming_moves: dict[str, IncomingMove] = {}
+        self.standbys: dict[str, str] = {}  # instance of this site -> its standby
         self.ended: dict[str, tuple[str, str]] = {}  # outgoing moves and takeovers: outcome and reason
 
     def on_message(self, step: Step, sender: str, message: Any) -> None:
@@ -60,6 +61,8 @@ class MoveCoordinator:
                 succeed(self.router, self, step, sender, message)
             case m.OutcomeStored(move=ended):
                 self.on_outcome_stored(step, ended)
+            case m.SetStandby():
+                self.on_set_standby(step, message)
             case m.StatusQuery():
                 self.on_status_query(step, sender, message.n, message.known)
             case m.Prepare():
@@ -76,6 +79,18 @@ class MoveCoordinator:
                 outgoing.on_message(step, message, sender)
             case _:
                 self.answer_unknown(step, sender, message)
+
+    def on_set_standby(self, step: Step, message: m.SetStandby) -> None:
+        """Remember the standby of an instance, and tell the instance now and whenever it attaches."""
+        if self.standbys.get(message.instance, "") == message.standby:
+            return
+        if message.standby:
+            self.standbys[message.instance] = message.standby
+            step.put(("standby", message.instance), message.standby)
+        else:
+            del self.standbys[message.instance]
+            step.delete(("standby", message.instance))
+        step.send_durable(message.instance, m.StandbyRole(message.standby))
 
     def on_retry(self, step: Step) -> None:
         for outgoing in list(self.outgoing_moves.values()):
@@ -417,6 +432,8 @@ class MoveCoordinator:
             self.drop_incoming(step, incoming.move)
 
     def resumed(self, step: Step, message: m.Resume) -> dict[str, Position]:
+        if message.instance in self.standbys:
+            step.send(message.instance, m.StandbyRole(self.standbys[message.instance]))
         moves = dict(message.moves)
         for incoming in list(self.incoming_moves.values()):
             if message.instance in incoming.holders:
@@ -473,6 +490,8 @@ class MoveCoordinator:
                 incoming.taken_over(step, dead, successors)
 
     def retired(self, step: Step, instance: str) -> None:
+        if self.standbys.pop(instance, None) is not None:
+            step.delete(("standby", instance))
         for outgoing in list(self.outgoing_moves.values()):
             if instance in outgoing.holders:
                 outgoing.forgotten_by(step, instance)  # it cannot forget the keys any more
@@ -493,6 +512,8 @@ class MoveCoordinator:
                 self.recover_incoming(value)
             case ("ended", move):
                 self.ended[move] = value
+            case ("standby", instance):
+                self.standbys[instance] = value
             case ("shadow", move, _):
                 if move in self.incoming_moves:
                     self.incoming_moves[move].shadow[value.offset] = value

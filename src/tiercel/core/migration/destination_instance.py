@@ -258,6 +258,13 @@ class StateReceiver:
         step.send(self.source, m.UnitReceipt(self.move, chunk.n, taken))
         self._finish_if_complete(step)
 
+    def refuse_copy(self, step: Step, chunk: m.Chunk) -> None:
+        """Request the units of a chunk again, in full: it names keys that the copy does not have."""
+        slots = self.space.slots
+        units = {*chunk.units, *(unit_of(image.key, slots) for image in chunk.images)} & self.missing
+        step.send(self.source, m.UnitReceipt(self.move, chunk.n, []))
+        step.send(self.source, m.UnitRequest(self.move, sorted(units), in_full=True))
+
     def has_beginning(self, chunk: m.Chunk) -> bool:
         """Rule R31: a unit is whole only with all of its chunks; an earlier incarnation may have got some."""
         unit = unit_of(chunk.images[0].key, self.space.slots)

@@ -22,6 +22,7 @@ from tiercel.core.migration.destination_instance import StateReceiver
 from tiercel.core.migration.instance_port import InstancePort
 from tiercel.core.migration.phases import INCOMPLETE, SourceInstancePhase, accepts_unknown
 from tiercel.core.migration.source_instance import StateSender
+from tiercel.core.migration.standby import StandbyCopies, StandbySender
 from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.keys import Key, KeySet
 from tiercel.core.model.log import OWN, SHADOW, Adopt, Compare, Done, Entry, Flip, Row, Tick, Watermark
@@ -36,10 +37,44 @@ class InstanceMoves:
         self.instance = instance
         self.senders: dict[str, StateSender] = {}
         self.receivers: dict[str, StateReceiver] = {}
+        self.standby: StandbySender | None = None  # if this instance has one
+        self.copies = StandbyCopies()  # of the instances whose standby this one is
+        self._sessions = 0
 
     def forget(self) -> None:
         """Drop all moves: the instance restarts at its checkpoint, which holds its incoming moves."""
         self.senders, self.receivers = {}, {}
+        self.standby, self.copies = None, StandbyCopies()
+
+    # -- standby -----------------------------------------------------------------------------
+
+    def on_standby_message(self, step: Step, message: m.Message) -> None:
+        """Handle a message to this instance as a standby, or about its own."""
+        match message:
+            case m.Increment():
+                self.copies.on_increment(step, message)
+            case m.StandbyRole(standby=name):
+                if self.standby is None or self.standby.standby != name:
+                    self._begin_session(step, name)
+            case m.IncrementReceipt() if self.standby is not None:
+                self.standby.on_receipt(step, message)
+                self._renew_session(step)
+            case _:
+                pass
+
+    def _begin_session(self, step: Step, standby: str) -> None:
+        self._sessions += 1
+        self.standby = None
+        if standby:
+            self.standby = StandbySender(self.instance, standby, self._sessions, self._standby_is_used)
+            self.standby.continue_soon(step)
+
+    def _renew_session(self, step: Step) -> None:
+        if self.standby is not None and self.standby.is_over and not self.standby.is_paused():
+            self._begin_session(step, self.standby.standby)
+
+    def _standby_is_used(self) -> bool:
+        return any(sender.uses_copy for sender in self.senders.values())
 
     # -- messages ----------------------------------------------------------------------------
 
@@ -68,6 +103,8 @@ class InstanceMoves:
             case m.Capture() if self._may_capture(message.keys):
                 sender = StateSender(instance, message.move, message.keys, message.destination)
                 self.senders[message.move] = sender
+                if message.copies and self.standby is not None:
+                    sender.use(self.standby)
                 sender.start(step)
             case m.FlipToSource():
                 self._sender_of(message.role).on_flip(step, message.role)
@@ -107,8 +144,12 @@ class InstanceMoves:
                     )
                 instance.flush(step)
             case m.Chunk():
-                receiver.on_chunk(step, message)
-                instance.flush(step)
+                whole = self.copies.completed(receiver.source, message)
+                if whole is None:
+                    receiver.refuse_copy(step, message)
+                else:
+                    receiver.on_chunk(step, whole)
+                    instance.flush(step)
             case m.EmitFrom():
                 receiver.on_emit_from(step, message.offset)
                 instance.flush(step)
@@ -285,6 +326,9 @@ class InstanceMoves:
                 sender.capture_some(step)
             case TimerKind.FETCH if receiver is not None:
                 receiver.on_look(step)
+            case TimerKind.STANDBY if self.standby is not None:
+                self._renew_session(step)
+                self.standby.send_some(step)
             case _:
                 pass  # the move has ended
 
@@ -292,6 +336,9 @@ class InstanceMoves:
         for sender in self.senders.values():
             if sender.destination == peer:
                 sender.resend(step)
+        if self.standby is not None and self.standby.standby == peer:
+            self.standby.is_over = True  # increments may be lost
+            self.standby.continue_soon(step)
 
     def on_durable(self, step: Step) -> None:
         """Send images that waited for the log to be durable."""

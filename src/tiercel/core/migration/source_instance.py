@@ -25,6 +25,7 @@ from tiercel.core.machine.step import Step
 from tiercel.core.migration.instance_port import InstancePort
 from tiercel.core.migration.orders import Waiting
 from tiercel.core.migration.phases import SOURCE_INSTANCE, MovePhase, SourceInstancePhase
+from tiercel.core.migration.standby import StandbySender
 from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.migration.units import Unit, UnitQueue, units_of
 from tiercel.core.model.keys import Key, KeySet, StateImage
@@ -64,6 +65,7 @@ class StateSender:
         self.retained_state: dict[Key, KeyState | None] = {}  # not processed any more; until Forget
         self.retained_at: dict[Key, int] = {}  # the stored generations of those that are not in memory
         self.touched: set[Key] = set()  # processed since their capture: the keys to compare
+        self._copy: StandbySender | None = None  # what the destination has as a standby
 
     @property
     def phase(self) -> SourceInstancePhase:
@@ -102,6 +104,19 @@ class StateSender:
         self.begun = m.CaptureFrom(self.move, instance.applied, instance.time_ms, instance.watermark_ms)
         instance.tell(step, self.begun)
         self.continue_soon(step)
+
+    def use(self, standby: StandbySender) -> None:
+        """Do not send what the destination has as a standby, as long as its session lasts."""
+        if standby.standby == self.destination and not standby.is_over:
+            self._copy = standby
+
+    @property
+    def uses_copy(self) -> bool:
+        """Whether a chunk that is under way, or is still to be made, may name keys of the copy."""
+        return self._copy is not None and self.phase in (
+            SourceInstancePhase.CAPTURING,
+            SourceInstancePhase.CAPTURED,
+        )
 
     def _fill_queue(self, order: str, keys: list[Key]) -> None:
         slots = self.instance.space.slots
@@ -146,15 +161,21 @@ class StateSender:
         settings = self.instance.settings
         images: list[StateImage] = []
         whole: list[Unit] = []
+        kept: list[Key] = []
         size = sent_before = 0
         while (unit := queue.first()) is not None:
             left = queue.left_of(unit)
             if not images:
                 sent_before = len(queue.keys[unit]) - len(left)
             while left and len(images) < settings.chunk_keys_max and size < settings.chunk_bytes_max:
-                if images and not self.is_readable(left[-1]):
+                if images and not self.is_readable(left[-1]) and not self._is_copied(left[-1]):
                     break  # the driver reads it before the next chunk
-                images.append(self.capture(left.pop()))
+                key = left.pop()
+                if self._is_copied(key):
+                    images.append(self._named(key))
+                    kept.append(key)
+                else:
+                    images.append(self.capture(key))
                 size += images[-1].size_bytes
             if left:
                 break
@@ -162,7 +183,17 @@ class StateSender:
             whole.append(unit)
         self.size_bytes += size
         self.next_chunk += 1
-        return m.Chunk(self.move, self.next_chunk, images, whole, sent_before)
+        copy = (*self._copy.session, self._copy.n) if kept and self._copy is not None else None
+        return m.Chunk(self.move, self.next_chunk, images, whole, sent_before, kept, copy)
+
+    def _is_copied(self, key: Key) -> bool:
+        return self._copy is not None and self._copy.covers(key)
+
+    def _named(self, key: Key) -> StateImage:
+        """An image without the state, which the destination has."""
+        at, instance = self.captured_offset(), self.instance
+        self.captured_at[key] = at
+        return StateImage(key, 0, at, None, (), instance.time_ms, instance.watermark_ms)
 
     def captured_offset(self) -> int:
         """The offset of an image that is captured now: the cut, or else its last processed entry."""
@@ -246,6 +277,8 @@ class StateSender:
         """Send these units next, again if the destination has lost them."""
         if self.queue is None:
             return
+        if request.in_full:
+            self._copy = None
         under_way = {unit for chunk, _ in self.in_flight for unit in chunk.units}
         self.queue.request(unit for unit in request.units if unit not in under_way)
         self.queue.facts.ask(request.units)

@@ -165,7 +165,7 @@ class OutgoingMove:
             case SourceRouterPhase.PREPARING:
                 self.router.send_router(step, self.to_site, self.prepare_message(), durable=True)
             case SourceRouterPhase.BEGUN | SourceRouterPhase.SHADOWING:
-                step.send_durable(self.source, m.Capture(self.move, self.keys, self.request.destination))
+                step.send_durable(self.source, self.capture_message())
                 self.tell_emitted(step)
             case SourceRouterPhase.COMPARING:
                 self.tell_emitted(step)
@@ -234,6 +234,9 @@ class OutgoingMove:
         r = self.request
         return m.Prepare(r.move, r.operator, r.keys, r.source, r.destination, r.strategy, self.record.epochs)
 
+    def capture_message(self) -> m.Capture:
+        return m.Capture(self.move, self.keys, self.request.destination, self.strategy.copies)
+
     # -- before the flip ---------------------------------------------------------------------
 
     def on_prepared(self, step: Step, message: m.Prepared) -> None:
@@ -251,7 +254,7 @@ class OutgoingMove:
         self.inbox.set_moving(self.move, MovingKeys(self.keys, self.source, outgoing=True))
         self.record.begin_offset = entry.offset
         self.become(step, SourceRouterPhase.BEGUN)
-        step.send_durable(self.source, m.Capture(self.move, self.keys, self.request.destination))
+        step.send_durable(self.source, self.capture_message())
 
     def on_capture_from(self, step: Step, message: m.CaptureFrom) -> None:
         self.become(step, SourceRouterPhase.SHADOWING)

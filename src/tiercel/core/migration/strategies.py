@@ -11,6 +11,8 @@ Not responsible for: carrying a move out (the four roles of this package), the o
     meces       as fetch; the destination processes nothing else while a requested unit is missing
     bins        as pause, in pieces that flip one after the other
     subscale    as fetch, in pieces of which two move at a time
+    standby     as live; the source sends only what the destination, its standby, does not have
+    replicate   as live, with one flip for all keys
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     parallel: int = 1  # so many pieces of a split move run at a time
     order: str = "sorted"  # in which the source sends units, of `ORDERS`
     asks: bool = False  # the destination requests units that rows wait for
+    copies: bool = False  # what the destination has as the source's standby is not sent
     blocks: bool = False  # the destination processes nothing else while a requested unit is missing
 
     # -- when ----------------------------------------------------------------------------------
@@ -142,10 +145,38 @@ SUBSCALE = Strategy(
     order="asked",
     asks=True,
 )
+STANDBY = Strategy(
+    name="standby",
+    summary="Rhino, Falcon-HB: the destination has a copy; only what has changed since is sent.",
+    shadows=True,
+    votes=True,
+    captures=CaptureMode.WORKING,
+    splits=True,
+    copies=True,
+)
+REPLICATE = Strategy(
+    name="replicate",
+    summary="ChronoStream, Gloss: a second instance processes everything, and one flip is for all.",
+    shadows=True,
+    votes=True,
+    captures=CaptureMode.WORKING,
+)
 
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy
-    for strategy in (LIVE, PAUSE, RESTART, PUSH, *PUSH_ORDERS, FETCH, MECES, BINS, SUBSCALE)
+    for strategy in (
+        LIVE,
+        PAUSE,
+        RESTART,
+        PUSH,
+        *PUSH_ORDERS,
+        FETCH,
+        MECES,
+        BINS,
+        SUBSCALE,
+        STANDBY,
+        REPLICATE,
+    )
 }
 PRINCIPAL = tuple(name for name in STRATEGIES if name not in {s.name for s in PUSH_ORDERS})
 

@@ -111,6 +111,10 @@ class StateTable:
     def has(self, key: Key) -> bool:
         return key in self.keys or key in self.evicted
 
+    def all_keys(self) -> Iterator[Key]:
+        """The keys with state, in memory or evicted."""
+        return chain(self.keys, self.evicted)
+
     @property
     def count(self) -> int:
         """The number of keys with state, in memory or evicted."""

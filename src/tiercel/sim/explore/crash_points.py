@@ -13,12 +13,13 @@ takes when the sites differ belongs to that role alone: else one death would cou
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from tiercel.core.migration.strategies import PRINCIPAL
+from tiercel.core.migration.strategies import PRINCIPAL, STRATEGIES
 from tiercel.core.model.topology import Operator, Stream, Topology, instance_name
 from tiercel.sim.explore.crash_points_table import STEPS
 from tiercel.sim.explore.run import run
@@ -128,7 +129,10 @@ def scenario_of(sketch: Sketch) -> Scenario:
     }
     sites: dict[str, str | None] = {name: None if name == "cloud" else "cloud" for name in names}
     slots, keys = ((), KEYS[:2]) if sketch.by_key else (tuple(range(SLOTS // 2)), ())
-    moves = [
+    names_of_copies = zip(instances, instances[::-1], strict=True)
+    standbys = [Action(20.0, "standby", *pair) for pair in names_of_copies]
+    moves = standbys if STRATEGIES[sketch.strategy].copies else []
+    moves += [
         Action(at, "move", "alpha", to, strategy=sketch.strategy, slots=slots, keys=keys)
         for at, to in ((MOVE_MS, instances[1]), (SECOND_MOVE_MS, instances[0]))
     ]
@@ -240,7 +244,12 @@ def render_table(steps: Iterable[Step]) -> str:
     for strategy, roles in table_of(steps).items():
         lines.append(f'    "{strategy}": {{')
         for role, names in roles.items():
-            lines += [f'        "{role}": (', *(f'            "{name}",' for name in names), "        ),"]
+            texts = textwrap.wrap(" ".join(names), 92, break_long_words=False, break_on_hyphens=False)
+            lines += [
+                f'        "{role}": _names(',
+                *(f'            "{text}",' for text in texts),
+                "        ),",
+            ]
         lines.append("    },")
     return "\n".join([*lines, "}"])
 

@@ -21,6 +21,7 @@ from tiercel.core.migration.destination_instance import StateReceiver
 from tiercel.core.migration.instance_moves import InstanceMoves
 from tiercel.core.migration.phases import SourceInstancePhase
 from tiercel.core.migration.source_instance import StateSender
+from tiercel.core.migration.standby import StandbyCopy, StandbySender
 from tiercel.core.model.log import OWN, Entry
 from tiercel.core.state.eviction import MemoryLimit
 from tiercel.sim.engine.disk import Disk
@@ -117,6 +118,9 @@ def _adopted_is_enough(original: Any) -> Any:
 
 
 PATCHES: dict[str, tuple[Patch, ...]] = {
+    "changed-keys-from-the-copy": (Patch(StandbySender, "is_unchanged", instead(True)),),
+    "copy-of-another-session": (Patch(StandbyCopy, "is_of", instead(True)),),
+    "lost-increments-ignored": (Patch(StandbyCopy, "has_all_before", instead(True)),),
     # checkpoints
     "checkpoint-with-holes": (
         Patch(StateReceiver, "checkpoint_position", lambda _: lambda self: self.position),

@@ -37,6 +37,7 @@ BEHIND = {"strategies": ("pause", "push", "fetch", "bins"), "slow_code": 1.0, "t
 SLICED = {"faults": ("crash", "step"), "capture_pause_ms": 30.0}
 CLOCKS = {"kinds": ("sessions", "windows"), "sites_min": 2}
 EVICTING = {"little_memory": 1.0, "timed": 0.0, "turns": 0.0}
+STANDBYS = {"strategies": ("standby",), "round_trips": 1.0, "faults": ("crash", "break", "mute")}
 LATE = {"kinds": ("windows",), "sites_min": 2, "timed": 1.0}
 
 
@@ -161,6 +162,10 @@ MUTANTS: dict[str, Mutant] = {
     "timers-not-moved": Mutant("P1", "timers stay behind"),
     "overlapping-moves-accepted": Mutant("R22", "two moves of one key run at once", {"round_trips": 1.0}),
     "log-trimmed-too-early": Mutant("P1", "entries are deleted before every reader's checkpoint covers them"),
+    # standbys
+    "changed-keys-from-the-copy": Mutant(
+        "R40", "the destination takes keys from its copy that have changed since", STANDBYS
+    ),
     # requests
     "late-retirements-count": Mutant("P1", "a late answer to a retirement ends an owner", NEWS),
     "overlapping-moves-requested": Mutant(
@@ -243,6 +248,8 @@ DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in te
     ),
     "retired-goes-on": Mutant("R29", "an instance that was retired while disconnected continues"),
     "forgets-returned-keys": Mutant("R25", "the source deletes keys that have returned to it"),
+    "copy-of-another-session": Mutant("R40", "a key is taken from the copy of an earlier incarnation"),
+    "lost-increments-ignored": Mutant("R40", "a copy counts though an increment is missing"),
     "passed-timers-not-fired": Mutant("R18", "timers do not fire, though the new log is past their time"),
 }
 

@@ -16,6 +16,7 @@ from tiercel.core.errors import InvalidRequest
 from tiercel.core.instance.instance import Instance
 from tiercel.core.machine.effects import Effect, Send, StorageKey
 from tiercel.core.machine.events import Event
+from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.keys import KeySet
 from tiercel.core.model.routing import Route
 from tiercel.core.model.topology import operator_of, site_of
@@ -30,6 +31,7 @@ from tiercel.sim.scenario.scripted_clients import Listener, ScriptedMobile, Scri
 from tiercel.sim.workload import KINDS, PlainCode
 
 LOCAL_MS = 0.15  # between processes of one site
+STANDBY_MS = (0.0, 60.0, 250.0)  # between the naming of a standby and a move to it
 RESTART_MS = 8.0  # an instance that ended cleanly is started again after this
 
 
@@ -291,6 +293,8 @@ class Deployment:
         match action.kind:
             case "move":
                 self._ask_move(action)
+            case "standby":
+                self._set_standby(action.target, action.other)
             case "scale":
                 self._ask_scale(action)
             case "recover" | "suspect":
@@ -325,8 +329,18 @@ class Deployment:
         if destination == source:
             others = sorted(i for i in self.instances if operator_of(i) == action.target and i != source)
             destination = others[action.slots[0] % len(others)] if action.slots else others[0]
+        if STRATEGIES[action.strategy].copies and controller.machine.standbys.get(source) != destination:
+            self._set_standby(source, destination)
+            if wait_ms := STANDBY_MS[int(action.at_ms) % len(STANDBY_MS)]:  # until some of the copy is there
+                self.scheduler.call_after(wait_ms, self._act, action)
+                return
         request = PlannedMove(action.target, keys, source, destination, action.strategy)
         self.ask(Plan((request,), "the scenario wants it"))
+
+    def _set_standby(self, instance: str, standby: str) -> None:
+        controller = self.processes["controller"]
+        if isinstance(controller.machine, Controller):
+            controller.perform(controller.machine.set_standby(instance, standby, self.scheduler.now_ms))
 
     def ask(self, plan: Plan) -> list[str]:
         """Give the controller a plan, as a user would; returns the moves' names."""

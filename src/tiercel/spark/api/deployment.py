@@ -413,6 +413,14 @@ class Live:
         """Key -> the instance that owns it now. A key is a value, or a tuple of values."""
         return self._requests().owner_by_key(operator, keys)
 
+    def set_standby(self, instance: str, standby: str) -> None:
+        """Let an instance hold a copy of another one's keys from now on; an empty name ends that.
+
+        After each checkpoint `instance` sends what has changed. A move with `strategy="standby"` to its
+        standby then sends only what has changed since. The copy is in the standby's memory.
+        """
+        self._requests().set_standby(instance, standby)
+
     def recover(self, instance: str, *, over: int = 2) -> list[str]:
         """Replace a dead instance by `over` successors. Each takes over a share of its slots and restores it.
 

@@ -162,6 +162,13 @@ class DeploymentRequests:
         self._controller.scale(ScaleRequest(operator, wanted, strategy))
         return ScaleHandle(self._controller, self._supervisor, operator, wanted, incarnation)
 
+    def set_standby(self, instance: str, standby: str) -> None:
+        running = sorted(self._controller.running())
+        for name in (instance, standby) if standby else (instance,):
+            if name not in running:
+                raise UserError(f"{name!r} does not run", expected=f"one of: {', '.join(running)}")
+        self._controller.set_standby(instance, standby)
+
     def recover(self, instance: str, over: int) -> list[str]:
         """Successors take over from a dead instance; returns their names when all of them work."""
         operator = operator_of(instance)

@@ -52,6 +52,7 @@ TABLES: Final[dict[str, Any]] = {
     "next_id": int,
     "retiring": int,
     "recovery": RecoveryRequest,
+    "standby": str,
 }
 
 
@@ -295,6 +296,13 @@ class ControllerThread:
 
     def scale(self, request: ScaleRequest) -> None:
         self._ask(lambda controller, now: (None, controller.scale(request, now)))
+
+    def set_standby(self, instance: str, standby: str) -> None:
+        self._ask(lambda controller, now: (None, controller.set_standby(instance, standby, now)))
+
+    def standbys(self) -> dict[str, str]:
+        """Instance -> its standby."""
+        return dict(self._controller.standbys)
 
     def recover(self, instance: str, successors: tuple[str, ...]) -> str:
         """Request a recovery by successors; returns its name."""
