@@ -10,6 +10,7 @@ from tiercel.sim.explore import (
     outage_mutants,
     request_mutants,
     router_mutants,
+    site_mutants,
     state_mutants,
 )
 from tiercel.sim.explore.campaign import (
@@ -23,7 +24,7 @@ PLANTED = Options(faults=FAULTS, mutant="source-forgets-early")
 
 
 def test_every_planted_bug_is_described_and_every_description_is_planted() -> None:
-    tables = (router_mutants, instance_mutants, outage_mutants, request_mutants, state_mutants)
+    tables = (router_mutants, instance_mutants, outage_mutants, request_mutants, site_mutants, state_mutants)
     planted = {name for table in tables for name in table.PATCHES}
     assert planted == set(MUTANTS) | set(DIRECTED)
 

@@ -166,6 +166,29 @@ def test_policies_of_the_root_see_and_scale_the_application_of_another_site(
         traffic.close()
 
 
+def test_a_subscriber_at_an_edge_reads_there_what_the_edge_makes(
+    sites: dict[str, SiteProcess], file: Path
+) -> None:
+    cars = [f"local-{n}" for n in range(5)]
+    move(sites["cloud"], cars, "edge", "live")
+    here = connected(file, "edge").subscribe("sums.out", site="edge")
+    elsewhere = connected(file, "edge").subscribe("sums.out", site="cloud")
+    with connected(file, "edge").producer("cars", name="local") as producer:
+        here.poll(0.0)
+        producer.send_many([(car, 7) for car in cars])
+        found: list[str] = []
+
+        def complete() -> bool:
+            found.extend(row.row.car for row in here.poll(0.2) if row.row.car in cars)
+            return len(found) >= len(cars)
+
+        until(complete, lambda: f"at the edge: {found}")
+        assert sorted(found) == cars
+        assert not [row for row in elsewhere.poll(0.5) if row.row.car in cars]
+    here.close()
+    elsewhere.close()
+
+
 @pytest.mark.usefixtures("sites")
 def test_client_with_another_secret_or_a_wrong_address_is_told_so(file: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"x" * 32)

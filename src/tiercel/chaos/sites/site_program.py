@@ -43,7 +43,7 @@ class Sums(StatefulProcessor):
 
 def declare(live: tiercel.Live) -> None:
     cars = live.stream("cars", INPUT, key="car")
-    cars.transform_with_state(Sums(), OUTPUT, name="sums", instances=INSTANCES)
+    cars.transform_with_state(Sums(), OUTPUT, name="sums", instances=INSTANCES, outputs_at="both")
 
 
 def answer(live: tiercel.Live, command: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from tiercel.core.errors import InvalidRequest
 from tiercel.core.settings import Settings
 
 ON_ERROR = ("dead-letter", "fail", "retry")
+OUTPUTS_AT = ("home", "site", "both")
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -25,6 +26,11 @@ class Stream(msgspec.Struct, frozen=True):
     idle_ms: int | None = None  # the watermark ignores a site without rows for this long; None: it waits
     # Its log holds rows that feeds refused, not outputs of an operator. Stored under the name it always had.
     holds_dead_letters: bool = msgspec.field(default=False, name="letters")
+    outputs_at: str = "home"  # where its log is: at its home, at each site that makes its rows, or both
+
+    def own_log_at(self, site: str) -> str:
+        """The name of the log of what this site makes; empty: there is no such log."""
+        return "" if not self.logged or self.outputs_at == "home" else f"{self.name}@{site}"
 
 
 class Operator(msgspec.Struct, frozen=True):
@@ -81,11 +87,29 @@ class Topology(msgspec.Struct, frozen=True):
             if operator.memory_bytes_max < 0:
                 what = f"operator {operator.name}: memory_bytes_max {operator.memory_bytes_max}"
                 raise InvalidRequest(what, "expected 0 (as the settings say) or bytes")
+        for stream in self.streams.values():
+            if stream.outputs_at not in OUTPUTS_AT:
+                what = f"stream {stream.name}: outputs_at {stream.outputs_at!r}"
+                raise InvalidRequest(what, f"expected one of: {', '.join(OUTPUTS_AT)}")
         return self
 
     def broadcast_to(self, stream: str) -> tuple[str, ...]:
         """The operators whose rows carry the last row of this stream."""
         return tuple(o.name for o in self.operators.values() if o.broadcast == stream)
+
+    def logs_at(self, site: str) -> tuple[str, ...]:
+        """The output logs of a site: of streams that have their home there, and of what the site makes."""
+        streams = [stream for stream in self.streams.values() if stream.logged]
+        at_home = [s.name for s in streams if s.home == site and s.outputs_at != "site"]
+        return (*at_home, *(log for s in streams if (log := s.own_log_at(site))))
+
+    def logs_of(self, stream: str) -> dict[str, str]:
+        """The output logs of a stream, each with its site."""
+        facts = self.streams.get(stream)
+        if facts is None or not facts.logged:
+            return {}
+        logs = {log: site for site in self.sites if (log := facts.own_log_at(site))}
+        return logs if facts.outputs_at == "site" else {facts.name: facts.home, **logs}
 
     def consumers(self, stream: str) -> tuple[str, ...]:
         return tuple(o.name for o in self.operators.values() if stream in o.inputs)

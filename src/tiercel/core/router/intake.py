@@ -88,8 +88,7 @@ class Intake:
                 step.send(site, m.StreamCongested(name, True))
 
     def on_stream_congested(self, step: Step, sender: str, message: m.StreamCongested) -> None:
-        facts = self.state.topology.streams.get(message.stream)
-        if facts is not None and facts.home == sender:
+        if self.state.site_of_log(message.stream) == sender:
             self._set_congested(message.stream, congested=message.congested)
             self.release(step)
 
@@ -100,7 +99,7 @@ class Intake:
             self.state.congested_streams.discard(stream)
 
     def congested(self, stream: str) -> bool:
-        if stream in self.state.congested_streams:
+        if any(log in self.state.congested_streams for log in self.state.logs_of(stream)):
             return True
         for operator in self.state.consumers(stream):
             if self.state.inboxes[operator].backlog_rows > self.state.settings.backlog_rows_max:
@@ -168,10 +167,8 @@ class Intake:
 
         A home site that is gone says again which of its streams are congested when it is back.
         """
-        streams = self.state.topology.streams
-        self.state.congested_streams -= {
-            name for name in self.state.congested_streams if streams[name].home == peer
-        }
+        congested = self.state.congested_streams
+        congested -= {log for log in congested if self.state.site_of_log(log) == peer}
         acks = self.state.deferred_acks
         for producer in [name for name, (to, _) in acks.items() if to == peer]:
             del acks[producer]

@@ -57,9 +57,13 @@ class FanOut:
                     self._forwarding.forward(step, site, inbox, stamped)
 
     def log_outputs(self, step: Step, stream: str, outputs: Sequence[Output]) -> None:
-        """Append outputs to the stream's log, here or through the site outbox to its home."""
+        """Append outputs to the stream's logs: that of this site, and here or by frame that of its home."""
         facts = self.state.topology.streams.get(stream)
-        if facts is not None and facts.logged:
+        if facts is None or not facts.logged:
+            return
+        if facts.outputs_at != "home":
+            self.state.streams[facts.own_log_at(self.state.site)].append(step, outputs)
+        if facts.outputs_at != "site":
             if facts.home == self.state.site:
                 self.state.streams[stream].append(step, outputs)
             else:

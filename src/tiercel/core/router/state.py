@@ -45,11 +45,11 @@ class RouterState:
         self.connected: set[str] = set()
         self.inbound: dict[FrameId, InboundFrame] = {}
         self.storage = 0  # the incarnation that created this router's storage; 0: unknown yet
-        self.streams = {
-            s.name: OutputLog(s.name, settings)
-            for s in topology.streams.values()
-            if s.home == site and s.logged
+        self.streams = {name: OutputLog(name, settings) for name in topology.logs_at(site)}
+        self._site_of_log = {
+            log: at for stream in topology.streams for log, at in topology.logs_of(stream).items()
         }
+        self._logs_of = {stream: tuple(topology.logs_of(stream)) for stream in topology.streams}
         self.producers = ProducerTable()
         # producers whose acknowledgement waits for a slow reader -> (peer, stream)
         self.deferred_acks: dict[str, tuple[str, str]] = {}
@@ -66,6 +66,14 @@ class RouterState:
     def consumers(self, stream: str) -> tuple[str, ...]:
         """The operators that read a stream."""
         return self._consumers.get(stream, ())
+
+    def site_of_log(self, log: str) -> str:
+        """The site of an output log; empty: there is no such log."""
+        return self._site_of_log.get(log, "")
+
+    def logs_of(self, stream: str) -> tuple[str, ...]:
+        """The names of a stream's output logs, at any site."""
+        return self._logs_of.get(stream, ())
 
     def broadcast_to(self, stream: str) -> tuple[str, ...]:
         """The operators whose rows carry the last row of this stream."""

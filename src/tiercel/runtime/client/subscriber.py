@@ -18,7 +18,7 @@ from tiercel.core.machine.events import Connected, Event, Received
 from tiercel.core.model.log import StreamEntry
 from tiercel.errors import UserError
 from tiercel.runtime.client.event_loop_thread import Client
-from tiercel.runtime.client.validation import home_of
+from tiercel.runtime.client.validation import log_of
 from tiercel.runtime.deployment import DeploymentDir
 
 BUFFERED_ENTRIES_MAX = (
@@ -33,7 +33,8 @@ class Subscriber(Client):
     """Reads the entries of a stream, each once and in order, across restarts of the router.
 
     `after=None` begins with new entries, 0 with the first entry, n behind entry n. `at` is the site where the
-    subscriber is, if an emulated link lies between it and the home of the stream. With the name of a
+    subscriber is, if an emulated link lies between it and the log. With a `site` it reads what that site has
+    made, from the log that the site keeps of it (`outputs_at`). With the name of a
     `subscription` the stream keeps what this reader has not processed, also while no program reads, and
     `after=None` continues there. What a call has returned counts as processed at the next call.
     """
@@ -45,9 +46,10 @@ class Subscriber(Client):
         *,
         after: int | None = None,
         at: str = "",
+        site: str = "",
         subscription: str = "",
     ) -> None:
-        home = home_of(deployment.manifest(), stream)
+        home, stream = log_of(deployment.manifest(), stream, site)
         self._stream = stream
         self._machine = core.Subscriber(
             stream,
@@ -197,9 +199,8 @@ class _RangeReader(Client):
     def __init__(self, deployment: DeploymentDir, stream: str, timeout_s: float) -> None:
         self._stream = stream
         self.range = (-1, -1)
-        super().__init__(
-            deployment, f"reader|{uuid.uuid4().hex}", home_of(deployment.manifest(), stream), timeout_s
-        )
+        home, _ = log_of(deployment.manifest(), stream)
+        super().__init__(deployment, f"reader|{uuid.uuid4().hex}", home, timeout_s)
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
         match event:

@@ -82,6 +82,24 @@ def home_of(manifest: Manifest, stream: str) -> str:
     return facts.home
 
 
+def log_of(manifest: Manifest, stream: str, site: str = "") -> tuple[str, str]:
+    """The site and the name of the log that a subscriber reads: all rows, or those that a site has made."""
+    home, facts = home_of(manifest, stream), manifest.topology.streams[stream]
+    if not site and facts.outputs_at == "site":
+        what = f"the outputs of {stream!r} are logged where they are made, and nowhere together"
+        raise UserError(what, expected="subscribe(site=...)", hint='or declare them with outputs_at="both"')
+    if not site:
+        return home, stream
+    if site not in manifest.topology.sites:
+        raise UserError(
+            f"there is no site {site!r}", expected=f"one of: {', '.join(manifest.topology.sites)}"
+        )
+    if facts.outputs_at == "home":
+        what = f"the outputs of {stream!r} are logged at {home!r} only"
+        raise UserError(what, expected="subscribe() without site=", hint='or declare outputs_at="both"')
+    return site, facts.own_log_at(site)
+
+
 def _unknown_stream(manifest: Manifest, stream: str) -> UserError:
     known = sorted(manifest.streams) or sorted(manifest.topology.streams)
     return UserError(f"there is no stream {stream!r}", expected=f"one of: {', '.join(known)}")

@@ -37,6 +37,7 @@ from tiercel.core.model.log import Output, Watermark
 from tiercel.core.model.topology import Operator
 from tiercel.sim.check.model import KeyModel, Made, decoded
 from tiercel.sim.check.outcomes import not_moved, unexplained, wrong_processes
+from tiercel.sim.check.published import published, views
 from tiercel.sim.check.recorder import identity
 from tiercel.sim.check.reference import KeyHistory, Reference
 from tiercel.sim.engine.state_reader import read_versions
@@ -219,15 +220,20 @@ def _identity(output: Output) -> tuple[Any, ...]:
 def _outputs(
     deployment: Deployment, stream: str, histories: dict[Key, KeyHistory], which: str
 ) -> list[Violation]:
+    right: dict[Key, list[Output]] = {key: getattr(history, which) for key, history in histories.items()}
     found: list[Violation] = []
-    emitted: dict[Key, list[tuple[Any, ...]]] = {}
-    for entry in deployment.listeners[stream].entries:
-        for output in entry.outputs:
-            emitted.setdefault(output.key, []).append(_identity(output))
-    for key in sorted(set(histories) | set(emitted)):
-        outputs: list[Output] = getattr(histories[key], which) if key in histories else []
-        expected = [_identity(o) for o in outputs]
-        got = emitted.get(key, [])
+    for logs in views(deployment, stream):
+        found += _compare(" and ".join(logs), published(deployment, logs, right, _identity), right)
+    return found[:6]
+
+
+def _compare(
+    stream: str, emitted: dict[Key, list[Output]], right: dict[Key, list[Output]]
+) -> list[Violation]:
+    found: list[Violation] = []
+    for key in sorted(set(right) | set(emitted)):
+        expected = [_identity(o) for o in right.get(key, ())]
+        got = [_identity(o) for o in emitted.get(key, ())]
         if got == expected:
             continue
         lost, extra = Counter(expected) - Counter(got), Counter(got) - Counter(expected)
@@ -240,7 +246,15 @@ def _outputs(
             at = next(i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b)
             text = f"{stream}: key {key!r}: {got[at]} came where {expected[at]} belongs"
             found.append(Violation("order-of-outputs", text))
-    return found[:6]
+    return found
+
+
+def _read(
+    deployment: Deployment, operator: Operator, histories: dict[Key, KeyHistory]
+) -> dict[Key, list[Output]]:
+    """The outputs of an operator as subscribers have read them."""
+    right = {key: history.outputs for key, history in histories.items()}
+    return published(deployment, views(deployment, operator.output)[0], right, _identity)
 
 
 def _modelled(
@@ -248,15 +262,12 @@ def _modelled(
 ) -> list[Violation]:
     """Compare the published rows with those of the model, and look for timers that never fired."""
     scenario = deployment.scenario
-    published: dict[Key, list[Made]] = {}
-    for entry in deployment.listeners[operator.output].entries:
-        for output in entry.outputs:
-            published.setdefault(output.key, []).extend(decoded(output.row))
+    outputs = _read(deployment, operator, histories)
     found: list[Violation] = []
     for key, history in histories.items():
         model = KeyModel(operator.name, key, scenario.kinds[operator.name], scenario.coarser[operator.name])
         model.run(history.calls)
-        got = published.get(key, [])
+        got: list[Made] = [made for output in outputs.get(key, ()) for made in decoded(output.row)]
         if got != model.made:
             pairs = zip_longest(got, model.made)
             at, (mine, theirs) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
@@ -274,10 +285,10 @@ def _owners(deployment: Deployment, operator: Operator, histories: dict[Key, Key
     """Who emitted the outputs of a key: its owners, one after the other, none of them twice."""
     found: list[Violation] = []
     emitters: dict[Key, list[str]] = {}
-    for entry in deployment.listeners[operator.output].entries:
-        for output in entry.outputs:
+    for key, outputs in _read(deployment, operator, histories).items():
+        seen = emitters.setdefault(key, [])
+        for output in outputs:
             who = deployment.recorder.emitters.get((operator.name, *identity(output)))
-            seen = emitters.setdefault(output.key, [])
             if who is not None and seen[-1:] != [who]:
                 seen.append(who)
     for key, seen in emitters.items():

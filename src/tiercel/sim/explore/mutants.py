@@ -207,6 +207,7 @@ MUTANTS: dict[str, Mutant] = {
     "old-entries-not-published": Mutant("P1", "entries that are not in memory are not published", OUTPUTS),
     "output-log-trimmed-under-readers": Mutant("P1", "a log is trimmed under its named readers", OUTPUTS),
     "output-frames-repeated": Mutant("R10", "a home takes output frames that it has"),
+    "outputs-in-one-log-only": Mutant("P1", "outputs are missing at home if their site logs them, too"),
     # moves
     "stalled-keys-never-go-on": Mutant("P6", "a full buffer stops a live move for good", CALM_BUFFERS),
     "transfer-not-restarted": Mutant("P6", "a destination that lost its state gets no other"),

@@ -39,10 +39,11 @@ def patches_of(mutant: str) -> tuple[Patch, ...]:
         outage_mutants,
         request_mutants,
         router_mutants,
+        site_mutants,
         state_mutants,
     )
 
-    tables = (router_mutants, instance_mutants, request_mutants, outage_mutants, state_mutants)
+    tables = (router_mutants, instance_mutants, request_mutants, outage_mutants, site_mutants, state_mutants)
     return tuple(patch for table in tables for patch in table.PATCHES.get(mutant, ()))
 
 

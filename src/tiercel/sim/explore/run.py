@@ -121,10 +121,10 @@ def unfinished_work(deployment: Deployment) -> str:
             reason = _unfinished_in_router(machine)
             if reason:
                 return f"{name}: {reason}"
-    for stream, listener in deployment.listeners.items():
-        router = deployment.router(deployment.topology.streams[stream].home)
-        if router is not None and len(listener.entries) < router.streams[stream].offset:
-            return f"{stream} is not read to its end"
+    for log, listener in deployment.listeners.items():
+        router = deployment.router(listener.subscriber.home)
+        if router is not None and len(listener.entries) < router.streams[log].offset:
+            return f"{log} is not read to its end"
     return ""
 
 

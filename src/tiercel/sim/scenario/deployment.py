@@ -103,11 +103,10 @@ class Deployment:
             for site in sorted({site for _, site in journey.stops}):
                 self.network.declare(journey.name, site, 2.0)
         for stream in self.topology.streams.values():
-            if stream.logged:
-                listener = self.listeners[stream.name] = Listener(stream.name, stream.home)
-                name = "listener " + stream.name
-                self._add(name, lambda incarnation, items, listener=listener: listener)
-                self.network.declare(name, stream.home, LOCAL_MS)
+            for log, site in self.topology.logs_of(stream.name).items():
+                listener = self.listeners[log] = Listener(log, site)
+                self._add("listener " + log, lambda incarnation, items, listener=listener: listener)
+                self.network.declare("listener " + log, site, LOCAL_MS)
         for process in list(self.processes.values()):
             process.start()
 

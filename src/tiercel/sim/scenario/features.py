@@ -56,7 +56,7 @@ DRAWN_FEATURES = tuple(name for name, feature in FEATURES.items() if feature.by_
 
 def vary(scenario: Scenario, options: Options) -> Scenario:
     """The scenario with its variations, if its seed has some."""
-    varied = _turns(_own_watermarks(scenario, options), options)
+    varied = _turns(_own_watermarks(_outputs_at(scenario), options), options)
     varied = _round_trips(_little_memory(varied, options), options)
     varied = _slow_code(_runs(_recoveries(varied, options), options), options)
     for name, feature in FEATURES.items():
@@ -66,6 +66,18 @@ def vary(scenario: Scenario, options: Options) -> Scenario:
             if rng.random() < share:
                 varied = replace(feature.vary(varied, rng, options), features=(*varied.features, name))
     return varied
+
+
+def _outputs_at(scenario: Scenario) -> Scenario:
+    """Some outputs are logged where they are made, alone or beside the log at their home."""
+    rng = random.Random(f"outputs at {scenario.seed}")
+    streams = {
+        name: replace(stream, outputs_at=rng.choice(("home", "home", "site", "both")))
+        if stream.logged
+        else stream
+        for name, stream in scenario.topology.streams.items()
+    }
+    return replace(scenario, topology=replace(scenario.topology, streams=streams))
 
 
 def _own_watermarks(scenario: Scenario, options: Options) -> Scenario:

@@ -53,7 +53,7 @@ def _limited(scenario: Scenario, rng: random.Random, of: dict[str, tuple[int, ..
 
 def short_output_logs(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
     """Output logs keep few entries, and a subscriber is out of reach for a while."""
-    streams = [s for s in scenario.topology.streams.values() if s.logged]
+    streams = [s for s in scenario.topology.streams.values() if s.logged and s.outputs_at != "site"]
     actions = list(scenario.actions)
     for stream in rng.sample(streams, min(2, len(streams))):
         at_ms = rng.uniform(40, 400)

@@ -163,6 +163,7 @@ class RowSubscriber:
         *,
         after: int | None = None,
         at: str = "",
+        site: str = "",
         subscription: str = "",
     ) -> None:
         deployment = deployment if isinstance(deployment, DeploymentDir) else DeploymentDir(deployment)
@@ -170,7 +171,7 @@ class RowSubscriber:
         self._operator = facts.written_by or stream
         self.codec = RowCodec.of(facts)
         self._make = row_maker(self.codec.names)
-        self.client = Subscriber(deployment, stream, after=after, at=at, subscription=subscription)
+        self.client = Subscriber(deployment, stream, after=after, at=at, site=site, subscription=subscription)
 
     def poll(self, timeout_s: float = 1.0) -> list[ReceivedRow]:
         """The next rows; an empty list if none come within the time."""

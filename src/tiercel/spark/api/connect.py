@@ -37,9 +37,14 @@ class RemoteClients:
         """A producer that writes at this site. Its name identifies it after a restart."""
         return RowProducer(self.deployment, stream, name=name, site=self.site)
 
-    def subscribe(self, stream: str, *, after: int | None = None) -> RowSubscriber:
-        """A subscriber; the router here relays to the site that has the stream's log."""
-        return RowSubscriber(self.deployment, stream, after=after)
+    def subscribe(
+        self, stream: str, *, after: int | None = None, site: str = "", subscription: str = ""
+    ) -> RowSubscriber:
+        """A subscriber; the router here relays to the site that has the stream's log.
+
+        With a `site` it reads the rows that this site makes, in the log that the site keeps of them.
+        """
+        return RowSubscriber(self.deployment, stream, after=after, site=site, subscription=subscription)
 
 
 def connect(

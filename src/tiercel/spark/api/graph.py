@@ -49,6 +49,7 @@ class StreamDeclaration:
     idle_ms: int | None = None
     images: bool = False
     dead_letters_of: str = ""
+    outputs_at: str = "home"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +172,9 @@ class Graph:
 
     def topology(self) -> Topology:
         streams = {
-            d.name: Stream(d.name, d.home, d.logged, {}, d.delay_ms, d.idle_ms, bool(d.dead_letters_of))
+            d.name: Stream(
+                *(d.name, d.home, d.logged, {}, d.delay_ms, d.idle_ms, bool(d.dead_letters_of), d.outputs_at)
+            )
             for d in self.streams.values()
         }
         operators = {name: d.operator for name, d in self.operators.items()}
@@ -224,7 +227,10 @@ class Graph:
             # the site of its log, and the default site of producers, do not change
             facts_by_stream[name] = msgspec.structs.replace(now, sites=facts.sites)
             if name in found.topology.streams:
-                streams[name] = msgspec.structs.replace(streams[name], home=found.topology.streams[name].home)
+                log = found.topology.streams[name]
+                if log.outputs_at not in ("home", streams[name].outputs_at):
+                    refuse(f"its stream {name!r} has outputs_at={log.outputs_at!r}: there are such logs")
+                streams[name] = msgspec.structs.replace(streams[name], home=log.home)
         operators = dict(made.topology.operators)
         for name, was in found.topology.operators.items():
             if name not in operators:

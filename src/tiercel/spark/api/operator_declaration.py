@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from tiercel.core.model.topology import ON_ERROR, Operator, site_of
+from tiercel.core.model.topology import ON_ERROR, OUTPUTS_AT, Operator, site_of
 from tiercel.errors import UserError
 from tiercel.spark.api.graph import (
     Graph,
@@ -56,11 +56,16 @@ class OperatorOptions:
     memory_bytes_max: int
     upgrade: Upgrades
     late_rows: bool = False
+    outputs_at: str = "home"
+    home: str = ""  # empty: the site of the first instance
 
     def validate(self, processor: StatefulProcessor, inputs: Inputs, graph: Graph) -> None:
         check_choice("time mode", self.time_mode, TIME_MODES)
         check_choice("output mode", self.output_mode.lower(), OUTPUT_MODES)
         check_choice("on_error", self.on_error, ON_ERROR)
+        check_choice("outputs_at", self.outputs_at, OUTPUTS_AT)
+        if self.home:
+            graph.check_site(self.home)
         check_whole("slots", self.slots, 1)
         check_whole("retries", self.retries, 0)
         check_whole("memory_bytes_max", self.memory_bytes_max, 0)
@@ -108,7 +113,7 @@ def declare_operator(
     output = _output_codec(options, output_schema, codec)
     initial = _initial_state(options, state, codec)
     names = graph.instances(name, options.instances)
-    home = site_of(names[0])
+    home = options.home or site_of(names[0])
     if initial is not None:
         plan = InputPlan(initial.codec, (), initial=True, images=initial.images)
         inputs = [*inputs, (f"{name}.initial", plan)]
@@ -142,7 +147,9 @@ def declare_operator(
         graph.add_stream(StreamDeclaration(f"{name}.initial", initial.codec, home, images=initial.images))
     dead_letters = RowCodec(DEAD_LETTER_SCHEMA)
     graph.add_stream(StreamDeclaration(f"{name}.dead", dead_letters, home, None, name, logged=True))
-    return StreamDeclaration(f"{name}.out", output, home, None, name, logged=True)
+    return StreamDeclaration(
+        f"{name}.out", output, home, None, name, logged=True, outputs_at=options.outputs_at
+    )
 
 
 def _broadcast_stream(operator: str, inputs: Inputs) -> str:

@@ -70,6 +70,8 @@ _FOLD_OPTIONS = frozenset(
         "slots",
         "upgrade",
         "initial_state",
+        "outputs_at",
+        "home",
     )
 )
 
@@ -219,6 +221,8 @@ class LiveStream(OperatorMethods):
         memory_bytes_max: int = 0,
         upgrade: Upgrades | None = None,
         late_rows: bool = False,
+        outputs_at: str = "home",
+        home: str = "",
     ) -> LiveStream:
         """An operator with keyed state: an unmodified PySpark StatefulProcessor. Returns its output.
 
@@ -228,6 +232,10 @@ class LiveStream(OperatorMethods):
         `tiercel.read_exported_state(…)`. `upgrade` converts stored values of a variable whose schema has
         changed: {variable: {new field: default}}, or {variable: function of the old row}. With `late_rows`
         the processor is given rows behind the watermark too; otherwise they are dropped, as in Spark.
+
+        `outputs_at` says where the log of the output is: at its `home`, one site (by default that of the
+        first instance); at each `site` that makes rows, where `subscribe(site=...)` reads them without a
+        detour; or `both`.
         """
         self._live.check_declaring()
         options = OperatorOptions(
@@ -246,6 +254,8 @@ class LiveStream(OperatorMethods):
             memory_bytes_max,
             dict(upgrade or {}),
             late_rows,
+            outputs_at,
+            home,
         )
         output = declare_operator(
             self._live.graph, self._inputs, self.codec, processor, output_schema, options
@@ -268,7 +278,7 @@ class LiveStream(OperatorMethods):
         with the columns of `output_schema`, a list of tuples, or None. A fold is several times faster than a
         processor. It has no timers, no time to live and only one state variable. Further options:
         `instances`, `output_key`, `output_event_time`, `on_error`, `retries`, `deterministic`, `slots`,
-        `memory_bytes_max`, `upgrade`, and `initial_state` as stored state.
+        `memory_bytes_max`, `upgrade`, `outputs_at`, `home`, and `initial_state` as stored state.
         """
         unknown = sorted(set(options) - _FOLD_OPTIONS)
         if unknown:
@@ -359,10 +369,13 @@ class LiveStream(OperatorMethods):
         self._inputs = copy._inputs
         return copy._inputs[0][0]
 
-    def subscribe(self, *, after: int | None = None, at: str = "", subscription: str = "") -> RowSubscriber:
+    def subscribe(
+        self, *, after: int | None = None, at: str = "", site: str = "", subscription: str = ""
+    ) -> RowSubscriber:
         """A low-latency reader, from now on or after an offset (0: from the beginning).
 
-        `at` is the site where the reader is, if an emulated link lies between it and the stream's home.
+        `at` is the site where the reader is, if an emulated link lies between it and the stream's home. With
+        a `site` it reads the rows that this site makes, there (`outputs_at` of the operator).
 
         With the name of a `subscription` the stream keeps the rows that this reader has not processed, also
         while no program reads, and slows producers down when these are too many. A reader of the same name
@@ -373,7 +386,7 @@ class LiveStream(OperatorMethods):
         stream = self.read()
         self._live.deploy()
         subscriber = RowSubscriber(
-            self._live.deployment, stream, after=after, at=at, subscription=subscription
+            self._live.deployment, stream, after=after, at=at or site, site=site, subscription=subscription
         )
         self._live.close_at_stop(subscriber.client)
         return subscriber
