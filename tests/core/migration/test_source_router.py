@@ -17,7 +17,8 @@ from tiercel.core import messages as m
 from tiercel.core.errors import CoreBug
 from tiercel.core.migration.phases import DECIDED, SOURCE_ROUTER, UNKNOWN_MOVE, Answer, SourceRouterPhase
 from tiercel.core.model.keys import KeySet
-from tiercel.core.model.log import Abort, Begin, Compare, Flip
+from tiercel.core.model.log import Abort, Begin, Compare, Flip, OutputFence
+from tiercel.core.model.topology import Operator, Stream, Topology
 from tiercel.core.settings import Settings
 
 A, B = "op@a#0", "op@b#0"
@@ -38,11 +39,19 @@ EVENTS: dict[str, m.Message] = {
 }
 
 
+def chain() -> Topology:
+    """`op`, and an operator that reads its outputs."""
+    facts = topology(("b", "a"))
+    after = Operator("after", ("out",), "last", ("after@b#0",), slots=4, dead_letters="dead")
+    streams = {**facts.streams, "last": Stream("last", "b")}
+    return Topology(facts.sites, streams, {**facts.operators, "after": after})
+
+
 class Play:
     """Router `a` and the source. The source receives nothing, and `b`, home of the outputs, does not run."""
 
-    def __init__(self, strategy: str = "live", **settings: Any) -> None:
-        self.driver = SmallDeployment(topology(("b", "a")), Settings(**settings))
+    def __init__(self, strategy: str = "live", facts: Topology | None = None, **settings: Any) -> None:
+        self.driver = SmallDeployment(facts or chain(), Settings(**settings))
         self.driver.start("a", A)
         self.driver.produce("a", (KEY, 0, "x"))  # its output never reaches `b`
         self.driver.withholds = lambda sender, to, message: A in (sender, to)
@@ -60,9 +69,10 @@ class Play:
         self.driver.send("a", message, "b" if not isinstance(message, m.FromInstance) else A)
 
     def outputs_arrive(self) -> None:
-        frames = [k[3] for k in self.driver.disks["a"] if k[:3] == ("outbox", "b", "out")]
-        assert frames
-        self.driver.send("a", m.SiteFrameReceipt("out", "a@1", frames, frames), "b")
+        for inbox in ("out", "after"):
+            frames = [k[3] for k in self.driver.disks["a"] if k[:3] == ("outbox", "b", inbox)]
+            if frames:
+                self.driver.send("a", m.SiteFrameReceipt(inbox, "a@1", frames, frames), "b")
 
     def controls(self) -> list[Any]:
         return [e.control for e in self.driver.log("a") if e.control is not None]
@@ -192,7 +202,24 @@ def test_a_live_move_writes_begin_compare_and_flip_in_this_order() -> None:
     assert play.driver.messages("a", REQUESTER, m.MoveStatus)[-1] == m.MoveStatus("m1", "done")
 
 
-def test_the_destination_emits_only_once_the_outputs_of_the_source_have_arrived() -> None:
+def test_outputs_that_no_operator_reads_are_fenced_and_do_not_delay_the_destination() -> None:
+    play = Play(facts=topology(("b", "a")))
+    for event in ("Prepared", "CaptureFrom", "Captured", "Digests", "Ready", "SourceStopped"):
+        play.on(event)
+    assert play.outgoing.phase is SourceRouterPhase.EMITTING
+    disk = play.driver.disks["a"]
+    [frame] = [value[0] for key, value in disk.items() if key[:3] == ("outbox", "b", "out")]
+    notices = [value[0].notice for key, value in disk.items() if key[:3] == ("outbox", "b", "op")]
+    fence = OutputFence(frame.origin, frame.n)
+    assert [n.fences for n in notices if isinstance(n, m.EmitFromNotice)] == [{"out": fence}]
+    play.on("DestinationCheckpointed")
+    assert play.outgoing.phase is SourceRouterPhase.EMITTING, "the source's outputs have not arrived"
+    play.outputs_arrive()
+    play.on("DestinationCheckpointed")
+    assert play.outgoing.phase is SourceRouterPhase.DONE
+
+
+def test_the_destination_emits_only_once_operators_have_the_outputs_of_the_source() -> None:
     play = reach(SourceRouterPhase.CUT)
     play.driver.advance_ms(1_000)
     assert play.outgoing.phase is SourceRouterPhase.CUT

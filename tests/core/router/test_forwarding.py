@@ -18,7 +18,7 @@ from tiercel.core.machine.effects import Effect, Send, Write
 from tiercel.core.machine.events import Connected, Durable, Received
 from tiercel.core.machine.step import Step
 from tiercel.core.model.keys import KeySet
-from tiercel.core.model.log import Output, Row
+from tiercel.core.model.log import Output, OutputFence, Row
 from tiercel.core.model.routing import Route, RouteUpdate
 from tiercel.core.router.recovery import as_older_copy
 from tiercel.core.router.router import Router
@@ -195,6 +195,33 @@ def test_output_frames_of_a_new_storage_are_logged_and_repeats_of_the_old_one_ar
         driver.send("a", frame(origin, n), "b")
     found = [output.row[2][1:] for output in driver.outputs()]
     assert found == [("b@1", 1), ("b@1", 2), ("b@4", 1), ("b@4", 2)]
+
+
+def test_outputs_behind_a_fence_wait_for_the_frame_before_them_also_over_a_restart() -> None:
+    driver = SmallDeployment(topology(("a", "b", "c"), instances=("op@b#0",)))
+    driver.start("a")
+
+    def frame(site: str, n: int, after: OutputFence | None = None) -> m.SiteFrame:
+        output = Output(n, b"k", 1, 0, (b"k", 0, (b"k", site, n)))
+        return m.SiteFrame("out", f"{site}@1", n, [], None, [output], after)
+
+    def receipts() -> list[tuple[list[int], list[int]]]:
+        return [(r.taken, r.settled) for r in driver.messages("a", "c", m.SiteFrameReceipt)]
+
+    driver.send("a", frame("b", 1), "b")
+    driver.send("a", frame("c", 1, OutputFence("b@1", 2)), "c")
+    driver.send("a", frame("c", 2), "c")
+    assert [output.row[2][1:] for output in driver.outputs()] == [("b", 1), ("c", 2)]
+    assert receipts() == [([1], []), ([2], [2])]
+    driver.restart("a")
+    driver.send("a", frame("c", 1, OutputFence("b@1", 2)), "c")
+    assert receipts()[2:] == [([1], [])], "it is held, and not settled"
+    driver.send("a", frame("b", 2), "b")
+    assert [output.row[2][1:] for output in driver.outputs()] == [("b", 1), ("c", 2), ("b", 2), ("c", 1)]
+    assert receipts()[3:] == [([1], [1])]
+    driver.send("a", frame("c", 3, OutputFence("b@1", 9)), "c")
+    driver.send("a", m.SiteFrame("out", "b@7", 1, [], None, []), "b")
+    assert driver.outputs()[-1].row[2][1:] == ("c", 3), "a new storage of b sends no frame of the old one"
 
 
 # -- mobile sources -----------------------------------------------------------------------------------

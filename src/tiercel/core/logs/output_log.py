@@ -1,21 +1,27 @@
 """The output log of a stream, at its home site.
 
-Responsible for: publishing durable entries to subscribers, in order and within their credit; trimming.
+Responsible for: publishing durable entries to subscribers, in order and within their credit; trimming;
+    holding outputs until those of another site that come before them have arrived.
 Not responsible for: the contents of a row, producers (producers.py).
+
+When keys move between sites, the destination emits at once. Its frames carry a fence: they come behind a
+frame of the source's site. If that has not arrived, the home holds them until it has.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from tiercel.core import messages as m
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
-from tiercel.core.model.log import Output, StreamEntry
+from tiercel.core.machine.stored import HeldOutputs
+from tiercel.core.model.log import Output, OutputFence, StreamEntry
 from tiercel.core.settings import Settings
 
-TABLES = ("stream_head", "stream_trimmed", "subscription", "received")
+TABLES = ("stream_head", "stream_trimmed", "subscription", "received", "held_outputs")
 
 
 class SubscriberCursor:
@@ -41,15 +47,16 @@ class OutputLog:
         self.marks: dict[str, int] = {}  # named subscription -> entries up to here are processed
         self._unstored_marks: set[str] = set()
         self.tail: dict[int, StreamEntry] = {}
-        self.received: dict[str, int] = {}  # origin of frames -> last frame appended
+        self.received: dict[str, int] = {}  # origin of frames -> last frame appended or held
+        self.held: dict[int, HeldOutputs] = {}  # in the order of their arrival
         self.subscribers: dict[str, SubscriberCursor] = {}
         self._over: dict[str, int] = {}  # subscriber -> reads in flight for ended subscriptions
         self.visible = 0
         self._unsynced: deque[tuple[int, int]] = deque()  # (write, offset)
         self._new = False
 
-    def load(self, key: StorageKey, value: int) -> None:
-        """Load the stored ends of the log, a named subscription, or the number of a site's last frame."""
+    def load(self, key: StorageKey, value: Any) -> None:
+        """Load the stored ends of the log, a named subscription, a site's last frame, or held outputs."""
         match key:
             case ("stream_head", _):
                 self.offset = self.visible = value
@@ -59,6 +66,8 @@ class OutputLog:
                 self.marks[name] = value
             case ("received", _, origin):
                 self.received[origin] = value
+            case ("held_outputs", _, number):
+                self.recover_held(number, value)
             case _:
                 raise KeyError(key)
 
@@ -66,6 +75,43 @@ class OutputLog:
         """Whether a frame with outputs follows the last one. A new storage may begin with any number."""
         last = self.received.get(origin)
         return last is None or n == last + 1
+
+    # -- fences --------------------------------------------------------------------------------
+
+    def recover_held(self, number: int, held: HeldOutputs) -> None:
+        """Rule R10: a restarted home still holds what waits for another site."""
+        self.held[number] = held
+
+    def must_hold(self, after: OutputFence) -> bool:
+        """Rule R10: outputs of moved keys wait for those that the source's site has sent before."""
+        if any(after.is_replaced_by(origin) for origin in self.received):
+            return False
+        arrived = self.received.get(after.origin, 0) >= after.n
+        return not arrived or any(h.origin == after.origin and h.n <= after.n for h in self.held.values())
+
+    def append_or_hold(self, step: Step, held: HeldOutputs) -> None:
+        """Append outputs behind their fence, or hold them until what comes before has arrived."""
+        if not self.must_hold(held.after):
+            self.append(step, held.outputs)
+            return
+        number = max(self.held, default=0) + 1
+        self.held[number] = held
+        step.put(("held_outputs", self.name, number), held)
+
+    def holds(self, origin: str, n: int) -> bool:
+        """Whether the outputs of this frame are held."""
+        return any(held.origin == origin and held.n == n for held in self.held.values())
+
+    def release(self, step: Step) -> list[HeldOutputs]:
+        """Append what need not wait any longer; returns it."""
+        released: list[HeldOutputs] = []
+        while ready := [number for number, held in self.held.items() if not self.must_hold(held.after)]:
+            for number in ready:
+                held = self.held.pop(number)
+                step.delete(("held_outputs", self.name, number))
+                self.append(step, held.outputs)
+                released.append(held)
+        return released
 
     @property
     def first(self) -> int:

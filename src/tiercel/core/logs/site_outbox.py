@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tiercel.core.machine.step import Step
 from tiercel.core.messages import AnyNotice, SiteFrame
-from tiercel.core.model.log import Output, Row
+from tiercel.core.model.log import Output, OutputFence, Row
 
 
 class FrameId(NamedTuple):
@@ -59,12 +59,13 @@ class SiteOutbox:
         *,
         notice: AnyNotice | None = None,
         outputs: Sequence[Output] | None = None,
+        after: OutputFence | None = None,
         via: tuple[FrameId, ...] = (),
     ) -> int:
         """Append a frame. Rule R6: a later `pump` sends it, once it is durable here."""
         n = self.next_n
         self.next_n = n + 1
-        frame = SiteFrame(self.inbox, self.origin, n, rows, notice, outputs)
+        frame = SiteFrame(self.inbox, self.origin, n, rows, notice, outputs, after)
         self.frames[n] = frame
         self.watermarks[n] = watermark_ms
         self._unsent[n] = None

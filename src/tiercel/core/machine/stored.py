@@ -6,6 +6,7 @@ Not responsible for: bytes (the driver's codec), the time of a write (the owner 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from tiercel.core.model.log import (
     Entry,
     EpochOverride,
     Output,
+    OutputFence,
     Position,
     Takeover,
 )
@@ -53,6 +55,17 @@ class IncomingMoveRecord(msgspec.Struct):
     frozen_ms: int = -1  # the promised watermark of the operator's outputs; constant during the move
     vote: m.Ready | None = None
     successors: tuple[str, ...] = ()  # of a dead destination, whose checkpoints do not cover Done
+    fences: dict[str, OutputFence] = {}  # stream -> the outputs of the keys come behind this at its home
+
+
+class HeldOutputs(msgspec.Struct, frozen=True):
+    """Outputs at the home of their stream that wait for those of another site."""
+
+    after: OutputFence
+    outputs: Sequence[Output]
+    sender: str = ""  # of the frame that brought them; empty: they were made here
+    origin: str = ""
+    n: int = 0
 
 
 class LogReader(msgspec.Struct, frozen=True):
@@ -153,6 +166,7 @@ TABLES: Final[dict[str, Any]] = {
     "stream_trimmed": int,
     "subscription": int,
     "received": int,
+    "held_outputs": HeldOutputs,
     "outgoing": OutgoingMoveRecord,
     "incoming": IncomingMoveRecord,
     "ended": tuple[str, str],

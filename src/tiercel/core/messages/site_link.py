@@ -8,7 +8,7 @@ import msgspec
 
 from tiercel.core.messages.base import Message
 from tiercel.core.model.keys import Key, KeySet
-from tiercel.core.model.log import Control, Output, Row
+from tiercel.core.model.log import Control, Output, OutputFence, Row
 from tiercel.core.model.routing import RouteUpdate
 
 
@@ -55,9 +55,14 @@ class AbortedNotice(MoveNotice, frozen=True):
 
 
 class EmitFromNotice(MoveNotice, frozen=True):
-    """The source's last output is at `offset`, and all outputs up to it are in their logs."""
+    """The source's last output is at `offset`.
+
+    All outputs up to it are in their logs, or on their way: then the home of a stream appends the
+    destination's outputs behind its fence.
+    """
 
     offset: int
+    fences: dict[str, OutputFence] = {}  # by stream
 
 
 class EmittedNotice(MoveNotice, frozen=True):
@@ -94,6 +99,7 @@ class SiteFrame(Message, frozen=True):
     rows: list[Row]
     notice: AnyNotice | None = None
     outputs: Sequence[Output] | None = None  # for the outbox to a stream's home
+    after: OutputFence | None = None  # the outputs come behind this
 
     @property
     def size_bytes(self) -> int:

@@ -6,6 +6,7 @@ Not responsible for: the phases of a move (source_router.py, destination_router.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ from tiercel.core.migration.ports import RouterPort
 from tiercel.core.migration.source_router import OutgoingMove
 from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.keys import KeySet
-from tiercel.core.model.log import OWN, SHADOW, Entry, Output, Position
+from tiercel.core.model.log import OWN, SHADOW, Entry, Output, OutputFence, Position
 from tiercel.core.model.routing import RouteUpdate, check_keys, overlap
 from tiercel.core.model.topology import operator_of, site_of
 
@@ -390,6 +391,10 @@ class MoveCoordinator:
             return []
         return incoming.admit(step, message.stage, [*message.outputs, *message.dead_letters])
 
+    def fences_of(self, move: str) -> Mapping[str, OutputFence]:
+        incoming = self.incoming_moves.get(move)
+        return {} if incoming is None else incoming.record.fences
+
     def all_emit(self, operator: str, offset: int) -> bool:
         return all(
             incoming.has_emitted(offset)
@@ -530,8 +535,8 @@ class MoveCoordinator:
                 incoming.own_part()
         for outgoing in list(self.outgoing_moves.values()):
             outgoing.flipped_at = step.now_ms
-            if outgoing.phase is SourceRouterPhase.CUT:
-                outgoing.unsettled = self.router.unsettled_outputs(outgoing.inbox.name)
+            if outgoing.phase in (SourceRouterPhase.CUT, SourceRouterPhase.EMITTING):
+                outgoing.await_outputs()
             outgoing.retain_log()
             if outgoing.phase is SourceRouterPhase.CUT and not outgoing.cut_shadowed:
                 outgoing.start_cut_shadow(step)

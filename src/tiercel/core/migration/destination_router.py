@@ -270,7 +270,7 @@ class IncomingMove:
 
     def on_emit_from(self, step: Step, notice: m.EmitFromNotice) -> None:
         if self.record.emit_from < 0:
-            self.record.emit_from = notice.offset
+            self.record.emit_from, self.record.fences = notice.offset, notice.fences
             self.save(step)
             step.send_durable(self.destination, m.EmitFrom(self.move, notice.offset))
 

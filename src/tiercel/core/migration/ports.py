@@ -13,6 +13,7 @@ from tiercel.core.logs.inbox import Inbox
 from tiercel.core.logs.sequencer import HeldRow
 from tiercel.core.logs.site_outbox import FrameId, SiteOutbox
 from tiercel.core.machine.step import Step
+from tiercel.core.model.log import OutputFence
 from tiercel.core.model.topology import Topology
 
 
@@ -42,6 +43,9 @@ class RouterPort(Protocol):
 
     def unsettled_outputs(self, operator: str) -> set[FrameId]:
         """Frames with outputs of this operator that have not arrived."""
+
+    def output_fences(self, operator: str) -> dict[str, OutputFence] | None:
+        """Where outputs that must follow those of this site come; None: other operators read them."""
 
     def sequence_again(self, step: Step, inbox: Inbox, held: list[HeldRow]) -> None:
         """Sequence held rows again after the routing table has changed."""

@@ -44,7 +44,7 @@ from tiercel.core.migration.ports import OutgoingPort, RouterPort
 from tiercel.core.migration.strategies import STRATEGIES, FlipFacts, Strategy
 from tiercel.core.migration.units import unit_of
 from tiercel.core.model.keys import Key
-from tiercel.core.model.log import Abort, Begin, Compare, Entry, Flip, Row, Tick, Watermark
+from tiercel.core.model.log import Abort, Begin, Compare, Entry, Flip, OutputFence, Row, Tick, Watermark
 from tiercel.core.model.routing import slot_of
 from tiercel.core.model.row_batch import count_rows
 from tiercel.core.model.topology import site_of
@@ -81,7 +81,8 @@ class OutgoingMove:
         self.shadow_cursor = 0
         self.shadow_ahead: deque[Entry] = deque(maxlen=inbox.settings.read_entries_max)  # not shadowed yet
         self.emitted_unsettled: tuple[int, set[FrameId]] | None = None
-        self.unsettled: set[FrameId] = set()  # output frames that must arrive before EmitFrom
+        self.unsettled: set[FrameId] = set()  # output frames that must arrive before EmitFrom, or before Done
+        self.fences: dict[str, OutputFence] | None = {}  # None: EmitFrom waits until they have arrived
         self.cut_shadowed = not self.strategy.freezes  # the destination has the rows up to the flip
         self.waiting: dict[int, tuple[int, int]] = {}  # unit -> its first row behind the cut, number of rows
         self.asked_by = ""
@@ -443,9 +444,9 @@ class OutgoingMove:
                 self.flip(step)
         elif self.phase is SourceRouterPhase.PREPARED and self.may_flip():
             self.flip(step)
-        elif self.phase is SourceRouterPhase.CUT and not self.unsettled and self.cut_shadowed:
+        elif self.phase is SourceRouterPhase.CUT and self.may_emit() and self.cut_shadowed:
             self.become(step, SourceRouterPhase.EMITTING)
-            self.notify(step, m.EmitFromNotice(self.move, self.record.last_offset))
+            self.notify(step, m.EmitFromNotice(self.move, self.record.last_offset, self.fences or {}))
         elif self.phase is SourceRouterPhase.FLIPPED:
             silent = step.now_ms - self.flipped_at > settings.source_silence_ms
             if self.strategy.destination_can_finish and silent:
@@ -540,8 +541,21 @@ class OutgoingMove:
         step.note(f"{self.move}: cut at {offset}, {why}")
         self.become(step, SourceRouterPhase.CUT)
         if self.to_site != self.router.site:  # else the outputs of both use the same outbox
-            self.unsettled = self.must_arrive_first()
+            self.await_outputs()
         self.advance(step)
+
+    def await_outputs(self) -> None:
+        """Note the source's outputs that are on their way: what the destination emits comes behind them."""
+        self.unsettled = self.must_arrive_first()
+        self.fences = self.router.output_fences(self.inbox.name)
+
+    def may_emit(self) -> bool:
+        """Rule R10: the source's outputs have arrived, or a fence holds back what would overtake them."""
+        return not self.unsettled or self.fences is not None
+
+    def all_arrived(self) -> bool:
+        """Rule R10: behind Done the keys' outputs carry no fence, so the source's must have arrived."""
+        return not self.unsettled
 
     def must_arrive_first(self) -> set[FrameId]:
         """Rule R10: the destination emits once these frames with outputs of the source have arrived."""
@@ -566,7 +580,7 @@ class OutgoingMove:
     # -- the end -----------------------------------------------------------------------------
 
     def on_settled(self, step: Step) -> None:
-        if not self.inbox.all_relaunched(self.move):
+        if not self.inbox.all_relaunched(self.move) or not self.all_arrived():
             return  # the destination router repeats the message
         if self.phase is SourceRouterPhase.EMITTING:
             self.inbox.unpause(step, self.move)  # StateComplete may have been lost; this message implies it

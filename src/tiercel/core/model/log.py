@@ -45,6 +45,19 @@ def mobile_origin(source: str, incarnation: str) -> str:
     return f"{source}@{incarnation}"
 
 
+class OutputFence(msgspec.Struct, frozen=True, array_like=True):
+    """A place among the outputs of a stream at its home: behind frame `n` of `origin`."""
+
+    origin: str
+    n: int
+
+    def is_replaced_by(self, origin: str) -> bool:
+        """Whether this is a later storage of the same site: frames of the earlier one come no more."""
+        site, _, storage = self.origin.rpartition("@")
+        other, _, later = origin.rpartition("@")
+        return site == other and int(later) > int(storage)
+
+
 class Tick(msgspec.Struct, frozen=True, tag=True):
     """Log time has advanced; processing-time timers up to the time of this entry are due."""
 

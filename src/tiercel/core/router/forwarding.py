@@ -6,6 +6,7 @@ Not responsible for: the order of the rows of a key (inbox.py), the sending side
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tiercel.core import messages as m
@@ -14,8 +15,9 @@ from tiercel.core.logs.sequencer import HeldRow
 from tiercel.core.logs.site_outbox import FrameId, InboundFrame, SiteOutbox
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
+from tiercel.core.machine.stored import HeldOutputs
 from tiercel.core.model.keys import Key
-from tiercel.core.model.log import Row
+from tiercel.core.model.log import Output, OutputFence, Row
 from tiercel.core.model.routing import Route, RouteUpdate, slot_of
 from tiercel.core.router.state import RouterState
 from tiercel.core.router.watermarks import Watermarks
@@ -60,13 +62,7 @@ class Forwarding:
     def on_frame(self, step: Step, sender: str, frame: m.SiteFrame) -> None:
         frame_id = FrameId(sender, frame.inbox, frame.n, frame.origin)
         if frame.outputs is not None:
-            log = self.state.streams[frame.inbox]
-            if log.is_next(frame.origin, frame.n):
-                log.received[frame.origin] = frame.n
-                step.put(("received", frame.inbox, frame.origin), frame.n)
-                log.append(step, frame.outputs)
-            if frame.n <= log.received.get(frame.origin, 0):
-                self.receipt(step, frame_id)
+            self.take_outputs(step, frame_id, frame.outputs, frame.after)
             return
         if frame.notice is not None:
             self._listener.on_notice(step, sender, frame.notice)
@@ -84,6 +80,26 @@ class Forwarding:
         inbox.sequencer.frame_came_again(inbound)
         self.sequence(step, inbox, frame.rows, inbound)
         self.settle_inbound(step)
+
+    def take_outputs(
+        self, step: Step, frame: FrameId, outputs: Sequence[Output], after: OutputFence | None
+    ) -> None:
+        """Outputs of another site, for a stream that has its home here."""
+        log = self.state.streams[frame.inbox]
+        if log.is_next(frame.origin, frame.n):
+            log.received[frame.origin] = frame.n
+            step.put(("received", frame.inbox, frame.origin), frame.n)
+            if after is None:
+                log.append(step, outputs)
+            else:
+                log.append_or_hold(step, HeldOutputs(after, outputs, frame.sender, frame.origin, frame.n))
+            for held in log.release(step) if log.held else ():
+                if held.sender:
+                    self.receipt(step, FrameId(held.sender, frame.inbox, held.n, held.origin))
+        if log.held and log.holds(frame.origin, frame.n):
+            step.send_durable(frame.sender, m.SiteFrameReceipt(frame.inbox, frame.origin, [frame.n], []))
+        elif frame.n <= log.received.get(frame.origin, 0):
+            self.receipt(step, frame)
 
     def sequence(self, step: Step, inbox: Inbox, rows: list[Row], inbound: InboundFrame) -> None:
         onward, correction = inbox.sequence(step, rows, (inbound,))
@@ -234,6 +250,21 @@ class Forwarding:
             if outbox.inbox in concerned
             for n in outbox.frames
         }
+
+    def output_fences(self, operator: str) -> dict[str, OutputFence] | None:
+        """The last outputs of this operator that are on their way, by stream.
+
+        None: other operators read the outputs. Their logs have no fences, so who follows must wait.
+        """
+        facts = self.state.topology.operators[operator]
+        if self.state.consumers(facts.output) or self.state.broadcast_to(facts.output):
+            return None
+        fences = {}
+        for outbox in self.state.outboxes.values():
+            if outbox.frames and outbox.inbox in (facts.output, facts.dead_letters):
+                n = next(reversed(outbox.frames))
+                fences[outbox.inbox] = OutputFence(outbox.frames[n].origin, n)
+        return fences
 
     def pump(self, step: Step) -> None:
         """Send frames that have become durable."""

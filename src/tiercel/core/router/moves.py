@@ -9,6 +9,7 @@ while nothing moves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tiercel.core import messages as m
@@ -16,7 +17,7 @@ from tiercel.core.errors import CoreBug
 from tiercel.core.logs.site_outbox import FrameId
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
-from tiercel.core.model.log import OWN, Entry, Output, Position
+from tiercel.core.model.log import OWN, Entry, Output, OutputFence, Position
 
 
 class Moves(Protocol):
@@ -57,6 +58,9 @@ class Moves(Protocol):
 
     def admit(self, step: Step, message: m.MoveOutputs) -> list[Output]:
         """The outputs of moving keys that were not admitted before, including dead letters."""
+
+    def fences_of(self, move: str) -> Mapping[str, OutputFence]:
+        """Stream -> where the outputs of a move's destination come at the stream's home."""
 
     def frame_settled(self, step: Step, frame: FrameId) -> None:
         """All contents of a frame of this site have arrived."""
@@ -128,6 +132,9 @@ class NoMoves:
 
     def admit(self, step: Step, message: m.MoveOutputs) -> list[Output]:
         return []
+
+    def fences_of(self, move: str) -> Mapping[str, OutputFence]:
+        return {}
 
     def frame_settled(self, step: Step, frame: FrameId) -> None:
         pass

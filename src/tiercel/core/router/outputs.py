@@ -6,20 +6,24 @@ Not responsible for: rows that enter the system (intake.py), subscribers (output
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from tiercel.core import messages as m
 from tiercel.core.logs.inbox import Inbox
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
-from tiercel.core.model.log import INITIAL, Output, Row
+from tiercel.core.machine.stored import HeldOutputs
+from tiercel.core.model.log import INITIAL, Output, OutputFence, Row
 from tiercel.core.model.row_batch import count_rows, split
 from tiercel.core.model.topology import operator_of
 from tiercel.core.router.forwarding import Forwarding
 from tiercel.core.router.moves import Moves
 from tiercel.core.router.state import RouterState
 from tiercel.core.router.watermarks import FOREVER, Watermarks
+
+NO_FENCES: Mapping[str, OutputFence] = MappingProxyType({})
 
 
 class FanOut:
@@ -56,18 +60,25 @@ class FanOut:
                     self.state.entering[name].count_sent_on(stamped)
                     self._forwarding.forward(step, site, inbox, stamped)
 
-    def log_outputs(self, step: Step, stream: str, outputs: Sequence[Output]) -> None:
-        """Append outputs to the stream's logs: that of this site, and here or by frame that of its home."""
+    def log_outputs(
+        self, step: Step, stream: str, outputs: Sequence[Output], after: OutputFence | None = None
+    ) -> None:
+        """Append outputs to the stream's logs: that of this site, and here or by frame that of its home.
+
+        At the home they come behind `after`. Logs of two sites have no order between them.
+        """
         facts = self.state.topology.streams.get(stream)
         if facts is None or not facts.logged:
             return
         if facts.outputs_at != "home":
             self.state.streams[facts.own_log_at(self.state.site)].append(step, outputs)
         if facts.outputs_at != "site":
-            if facts.home == self.state.site:
+            if facts.home != self.state.site:
+                self.state.outbox(facts.home, stream).add(step, FOREVER, [], outputs=outputs, after=after)
+            elif after is None:
                 self.state.streams[stream].append(step, outputs)
             else:
-                self.state.outbox(facts.home, stream).add(step, FOREVER, [], outputs=outputs)
+                self.state.streams[stream].append_or_hold(step, HeldOutputs(after, outputs))
 
 
 class DeferredAcks(Protocol):
@@ -132,21 +143,36 @@ class OutputAdmission:
             return
         every = self._moves.admit(step, message)
         dead = {id(o) for o in message.dead_letters}
-        self.emit(step, inbox.name, [o for o in every if id(o) not in dead])
-        self.emit_dead(step, inbox.name, [o for o in every if id(o) in dead])
+        fences = self._moves.fences_of(message.move)
+        self.emit(step, inbox.name, [o for o in every if id(o) not in dead], fences=fences)
+        self.emit_dead(step, inbox.name, [o for o in every if id(o) in dead], fences)
 
-    def emit(self, step: Step, operator: str, outputs: Sequence[Output], rows: int | None = None) -> None:
+    def emit(
+        self,
+        step: Step,
+        operator: str,
+        outputs: Sequence[Output],
+        rows: int | None = None,
+        fences: Mapping[str, OutputFence] = NO_FENCES,
+    ) -> None:
         """Write admitted outputs to the next operators' inboxes and the output log, in one write."""
         if outputs:
             self.state.outputs += count_rows([o.row for o in outputs]) if rows is None else rows
             stream = self.state.topology.operators[operator].output
             if self.state.consumers(stream):
                 self._fan_out.route_rows(step, stream, [o.row for o in outputs])
-            self._fan_out.log_outputs(step, stream, outputs)
+            self._fan_out.log_outputs(step, stream, outputs, fences.get(stream))
 
-    def emit_dead(self, step: Step, operator: str, outputs: list[Output]) -> None:
+    def emit_dead(
+        self,
+        step: Step,
+        operator: str,
+        outputs: list[Output],
+        fences: Mapping[str, OutputFence] = NO_FENCES,
+    ) -> None:
         if outputs:
-            self._fan_out.log_outputs(step, self.state.topology.operators[operator].dead_letters, outputs)
+            stream = self.state.topology.operators[operator].dead_letters
+            self._fan_out.log_outputs(step, stream, outputs, fences.get(stream))
 
     def keep_ticking(self, step: Step, inbox: Inbox) -> None:
         if inbox.name not in self._ticking:

@@ -42,7 +42,7 @@ from tiercel.core.migration.coordinator import MoveCoordinator
 from tiercel.core.migration.destination_router import IncomingMove
 from tiercel.core.migration.ports import RouterPort
 from tiercel.core.migration.source_router import OutgoingMove
-from tiercel.core.model.log import StreamEntry
+from tiercel.core.model.log import OutputFence, StreamEntry
 from tiercel.core.model.topology import Topology, operator_of
 from tiercel.core.router.batch_intake import BatchIntake
 from tiercel.core.router.forwarding import Forwarding
@@ -135,6 +135,9 @@ class Router:
 
     def unsettled_outputs(self, operator: str) -> set[FrameId]:
         return self.forwarding.unsettled_outputs(operator)
+
+    def output_fences(self, operator: str) -> dict[str, OutputFence] | None:
+        return self.forwarding.output_fences(operator)
 
     def sequence_again(self, step: Step, inbox: Inbox, held: list[HeldRow]) -> None:
         self.forwarding.sequence_again(step, inbox, held)

@@ -108,10 +108,12 @@ class WatchedRouter(Router):
         if marks.get(message.producer, 0) > before:
             self._recorder.took_in(self.site, self.topology, message)
 
-    def _emitted(self, step: Step, operator: str, outputs: Sequence[Output], rows: int | None = None) -> None:
+    def _emitted(
+        self, step: Step, operator: str, outputs: Sequence[Output], *args: Any, **facts: Any
+    ) -> None:
         for output in outputs:
             self._recorder.emitters[(operator, *identity(output))] = self._emitter
-        self._emit(step, operator, outputs, rows)
+        self._emit(step, operator, outputs, *args, **facts)
 
     def _came_late(self, operator: str, rows: list[Row]) -> None:
         self._count_late(operator, rows)

@@ -58,6 +58,7 @@ OUTPUTS = {"features": ("short-output-logs",), "feature_share": 1.0}
 WRONG_CLOCKS = {"features": ("wrong-clocks",), "feature_share": 1.0, "sites_min": 2}
 STATEFUL = {"kinds": ("sessions", "windows", "listing", "forgetful"), "faults": ()}
 TIMED = {"kinds": ("windows",), "sites_min": 2, "timed": 0.0}
+FENCED = {"chain": (1,), "sites_min": 3, "sites_max": 6}
 
 
 class Mutant(NamedTuple):
@@ -208,6 +209,10 @@ MUTANTS: dict[str, Mutant] = {
     "output-log-trimmed-under-readers": Mutant("P1", "a log is trimmed under its named readers", OUTPUTS),
     "output-frames-repeated": Mutant("R10", "a home takes output frames that it has"),
     "outputs-in-one-log-only": Mutant("P1", "outputs are missing at home if their site logs them, too"),
+    "fence-ignored": Mutant("R10", "a home appends outputs before those that come before them", FENCED),
+    "held-outputs-forgotten": Mutant("R10", "a restarted home has forgotten outputs that it held", FENCED),
+    "done-before-the-fence": Mutant("R10", "a move ends while outputs of its source are under way", FENCED),
+    "fenced-outputs-not-released": Mutant("R10", "outputs that waited for another site are lost", FENCED),
     # moves
     "stalled-keys-never-go-on": Mutant("P6", "a full buffer stops a live move for good", CALM_BUFFERS),
     "transfer-not-restarted": Mutant("P6", "a destination that lost its state gets no other"),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tiercel.core.logs.output_log import OutputLog
+from tiercel.core.migration.source_router import OutgoingMove
 from tiercel.core.router.outputs import FanOut
-from tiercel.sim.explore.planting import Patch
+from tiercel.sim.explore.planting import Patch, instead
 
 
 def _one_log_only(original: Any) -> Any:
@@ -25,4 +27,8 @@ def _one_log_only(original: Any) -> Any:
 
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "outputs-in-one-log-only": (Patch(FanOut, "log_outputs", _one_log_only),),
+    "fence-ignored": (Patch(OutputLog, "must_hold", instead(False)),),
+    "held-outputs-forgotten": (Patch(OutputLog, "recover_held", instead(None)),),
+    "done-before-the-fence": (Patch(OutgoingMove, "all_arrived", instead(True)),),
+    "fenced-outputs-not-released": (Patch(OutputLog, "release", instead([])),),
 }
