@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "measured"
 PICTURES = ROOT / "docs" / "pictures"
+DRAWN = ROOT / "out" / "measured"  # commands draw there; the newest picture becomes docs/measured/NAME.png
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "apps.md")
 TIERCEL = [sys.executable, "-m", "tiercel"]
 COMMANDS: dict[str, tuple[str, list[str]]] = {
@@ -108,6 +110,22 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             },
         }.items()
     },
+    **{
+        name: (f"tiercel bench {line}", [*TIERCEL, "bench", *line.split(), "--out", str(DRAWN)])
+        for name, line in {
+            "gauges": "gauges --json",
+            "elastic": "elastic --seconds 45 --json",
+            "elastic_wordcount": "elastic --app wordcount --modes fixed,rate,restart --seconds 45 --json",
+            "elastic_toll": (
+                "elastic --app toll --modes fixed,rate,restart --seconds 45 --low 200 --high 1700 "
+                "--service-us 800 --json"
+            ),
+            "offload": "offload --json",
+            "skew": "skew --json",
+            "soak": "soak --minutes 3 --json",
+        }.items()
+    },
+    "policies": ("tiercel policy simulate --json", [*TIERCEL, "policy", "simulate", "--json"]),
     "checkpoint": ("tiercel bench checkpoint --json", [*TIERCEL, "bench", "checkpoint", "--json"]),
     "memory": ("tiercel bench memory --json", [*TIERCEL, "bench", "memory", "--json"]),
     "chaos": (
@@ -141,6 +159,16 @@ BENCHES = {  # the columns that the documents show; the stored file has all of t
     "toll": "",
     "toll_scale": "",
     "nexmark": "",
+    **dict.fromkeys(("gauges", "offload", "skew", "soak"), ""),
+    **dict.fromkeys(
+        ("elastic", "elastic_wordcount", "elastic_toll"),
+        "mode changes instances_max instance_seconds p50_ms p99_ms max_ms seconds_above_5_s "
+        "until_first_keys_s until_first_output_s gap_ms gap_floor_ms lost doubled reordered wrong",
+    ),
+    "policies": (
+        "trace policy changes turns load_turns flaps late_s longest_s instance_seconds "
+        "oracle_instance_seconds oracle_changes unmoved_late_s"
+    ),
     "checkpoint": (
         "hot_keys pair events_per_s without_events_per_s ratio p50_ms without_p50_ms p99_ms without_p99_ms"
     ),
@@ -155,7 +183,7 @@ LINES_SHOWN = {"mutants": 1, "test": 1, "points": 1, "seeds": 1}  # the last one
 def measure(name: str, further: list[str]) -> None:
     shown, command = COMMANDS[name]
     shown, command = " ".join([shown, *further]), [*command, *further]
-    begun = time.monotonic()
+    begun, begun_at = time.monotonic(), time.time()
     environment = {**os.environ, "COLUMNS": "110", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     took = time.monotonic() - begun
@@ -170,6 +198,9 @@ def measure(name: str, further: list[str]) -> None:
     )
     MEASURED.mkdir(exist_ok=True)
     (MEASURED / f"{name}.txt").write_text(f"{about}\n{done.stdout}", encoding="utf-8")
+    drawn = sorted(DRAWN.glob("*.png"), key=lambda path: path.stat().st_mtime)
+    if drawn and drawn[-1].stat().st_mtime > begun_at:
+        shutil.copy(drawn[-1], MEASURED / f"{name}.png")
     print(about)
 
 
@@ -199,8 +230,9 @@ def block(name: str) -> str:
     return f"```text\n{body}\n```\n\n<sub>{about}</sub>"
 
 
-def bench_table(result: dict[str, object], columns: list[str]) -> list[str]:
+def bench_table(result: Any, columns: list[str]) -> list[str]:
     """One line per row of a benchmark, and the cores that other programs used during it."""
+    result = {"rows": result} if isinstance(result, list) else result
     rows = result["rows"]
     assert isinstance(rows, list)
     columns = [name for name in columns if any(name in row for row in rows)] or list(rows[0])

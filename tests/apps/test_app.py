@@ -11,6 +11,7 @@ import tiercel
 from tiercel.apps.app import described_options, parse_options
 from tiercel.apps.catalogue import APPS, find_app
 from tiercel.apps.figures import Arrivals
+from tiercel.apps.load import Sender
 from tiercel.apps.run import Run
 
 NAMES = sorted(APPS)
@@ -88,3 +89,11 @@ def test_jitter_is_the_share_of_the_usual_rate_by_which_a_second_is_off() -> Non
     arrivals = Arrivals(due, late, np.zeros(len(due), np.int64))
     assert arrivals.jitter_max(0, 1_000_000_000) == 0.0
     assert arrivals.jitter_max(1_000_000_000, 2_000_000_000) == pytest.approx(0.5, abs=0.01)
+
+
+def test_events_along_a_ramp_are_due_in_their_second() -> None:
+    sender = Sender({}, [], [], iter(()), 30, 3.0, (10, 20, 60))
+    sender.start_ns = 0
+    due_s = [sender.due_of(n) / 1e9 for n in (0, 5, 10, 20, 30, 89, 90, 120)]
+    assert due_s == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2 + 59 / 60, 3.0, 4.0])
+    assert Run(find_app("keycount"), rates=(10, 20, 60)).events == 90

@@ -13,6 +13,7 @@ from tiercel.cli.bench import bench
 COMMANDS = (
     *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
     *("memory", "checkpoint", "app", "nexmark", "pipeline", "word-recovery", "largest-load"),
+    *("offload", "skew", "soak", "gauges"),
 )
 RUNS = (*COMMANDS, "recover --sweep")
 
@@ -27,6 +28,10 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {
         "idle": "idle_overhead",
         "elastic": "elasticity.ramp",
+        "offload": "elasticity.offload",
+        "skew": "elasticity.skew",
+        "soak": "elasticity.soak",
+        "gauges": "elasticity.gauge_cost",
         "app": "applications.app",
         "nexmark": "applications.nexmark",
         "word-recovery": "applications.word_recovery",

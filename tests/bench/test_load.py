@@ -25,6 +25,15 @@ def test_load_sends_the_same_bytes_as_a_public_producer() -> None:
     assert rows == [pack((sensor, 1, 1, 1.0)) for sensor in sensors]
 
 
+def test_hot_keys_get_half_of_the_tuples_and_all_others_the_rest() -> None:
+    load = Load(1_000)
+    load.hot = [7, 8]
+    taken = load._take(300) + load._take(300)
+    assert len(taken) == 600
+    assert sum(sensor in (7, 8) for sensor in taken) in range(300, 304)
+    assert len(set(taken)) > 290
+
+
 def test_load_counts_lost_doubled_and_wrong_outputs() -> None:
     load = Load(3)
     pack = RowCodec(OUTPUT_SCHEMA, "sensor").pack

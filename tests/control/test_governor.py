@@ -163,6 +163,27 @@ def test_a_scale_in_that_was_not_wanted_all_the_time_waits_longer() -> None:
     assert found[12] is Outcome.CARRIED_OUT, "60 s after the first view since in which one was wanted"
 
 
+def test_a_policy_that_wants_no_number_does_not_hold_back_the_scale_in_of_another() -> None:
+    governor = governed(resize(1))
+    governor.add("failures", lambda seen, memory: ([Nothing("op", "none has failed")], memory), Limits())
+    for second in range(0, 60, 10):
+        assert not any(d.is_change for d in governor.decide(view(second, 2)))
+    assert any(d.is_change for d in governor.decide(view(60, 2)))
+
+
+def test_a_scale_in_goes_to_the_largest_number_that_any_policy_wants() -> None:
+    governor = governed(resize(1))
+    governor.add("other", lambda seen, memory: ([Resize("op", SITE, 2, "two")], memory), Limits())
+    for second in range(0, 60, 10):
+        governor.decide(view(second, 4))
+    (change,) = [d for d in governor.decide(view(60, 4)) if d.is_change]
+    assert isinstance(change.proposal, Resize)
+    assert change.proposal.instances == 2
+    governor.remove("other")
+    found = [any(d.is_change for d in governor.decide(view(second, 2))) for second in range(80, 160, 10)]
+    assert any(found), "a policy that was removed wants nothing any more"
+
+
 def test_nothing_is_scaled_in_while_a_backlog_drains() -> None:
     governor = governed(resize(1))
     for second in range(0, 200, 10):
@@ -332,3 +353,16 @@ def test_decisions_survive_a_file() -> None:
 def test_spares_are_used_before_new_instances_are_started() -> None:
     operator = msgspec.structs.replace(view(0, 1).operators["op"], spares=("op@cloud#7",))
     assert instances_after(operator, Resize("op", SITE, 3, "")) == ("op@cloud#1", "op@cloud#2", "op@cloud#7")
+
+
+def test_where_spark_releases_executors_the_emptiest_one_is_left_first() -> None:
+    seen = view(0, 3).operators["op"]
+    places = ("1", "0", "1")  # the router is on executor 0, which stays
+    instances = tuple(
+        msgspec.structs.replace(i, executor=place, state_bytes=n)
+        for n, (i, place) in enumerate(zip(seen.instances, places, strict=True))
+    )
+    operator = msgspec.structs.replace(seen, instances=instances)
+    one = Resize("op", SITE, 1, "")
+    assert instances_after(operator, one, executors={"0": 1_001, "1": 2}) == ("op@cloud#2",)
+    assert instances_after(operator, one) == ("op@cloud#3",), "elsewhere the one with the most state stays"

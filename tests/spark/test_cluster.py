@@ -59,6 +59,17 @@ def test_deployment_survives_late_killed_and_decommissioned_executors(
     assert (departure["restarted"], departure["retried"]) == ([], [])
 
 
+@pytest.mark.long  # a cluster of its own, whose executors come and go
+def test_a_scale_out_gets_executors_from_spark_and_a_scale_in_releases_them(tmp_path: Path) -> None:
+    program = [sys.executable, str(Path(__file__).with_name("allocation.py")), str(tmp_path / "storage")]
+    ended = subprocess.run(program, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert report["before"] < report["grown"], "instances without a slot made Spark add executors"
+    assert report["after"] < report["grown"], "executors without processes were released"
+    assert report["rounds"] > 0
+
+
 WITHOUT_JAVA = """
 import sys, time, tiercel
 from tiercel.chaos.steady_traffic import Traffic, declare

@@ -3,7 +3,8 @@
 Responsible for: open-loop sending, the arrival of each output row, latencies.
 Not responsible for: which events (the application's generator), figures of phases (figures.py).
 
-Event n is due n / rate seconds after the start. Latency counts from there, also if the sender is late.
+Event n is due n / rate seconds after the start, or when its second has come so far, if each second has a rate
+of its own. Latency counts from there, also if the sender is late.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from time import monotonic_ns
 from typing import Any
@@ -23,6 +24,7 @@ from tiercel import LiveStream, Producer, Subscriber
 from tiercel.apps.app import Event, Output, Values
 
 TICK_S = 0.002
+SECOND_NS = 1_000_000_000
 POLL_S = 0.1
 CHUNK = 2_000  # events that are sent at once, at most
 FLUSH_S_MAX = 120.0
@@ -45,6 +47,7 @@ class Sender(threading.Thread):
         more: Iterator[Event],
         rate: int,
         seconds: float,
+        rates: Sequence[int] = (),
     ) -> None:
         super().__init__(name="app-sender", daemon=True)
         self.producers: dict[str, Producer] = {n: s.producer(f"app-{n}") for n, s in streams.items()}
@@ -52,6 +55,8 @@ class Sender(threading.Thread):
         self.events = [*first, *events]
         self.moments = [moment for moment, _, _ in self.events]
         self.rate, self._seconds = rate, seconds
+        self._rates = [*rates, rate]  # of each second, and of all behind them
+        self._before = list(accumulate(rates, initial=0))  # events before each second
         self._more = more
         self.go_on = False
         self._until_ns = 0
@@ -64,7 +69,17 @@ class Sender(threading.Thread):
         """When event n was due; without a rate, when it was sent."""
         if n < len(self.due_ns):
             return self.due_ns[n]
-        return self.start_ns + (n - self._first) * 1_000_000_000 // self.rate
+        n -= self._first
+        second = max(0, bisect_right(self._before, n) - 1)
+        within = (n - self._before[second]) * SECOND_NS // max(1, self._rates[second])
+        return self.start_ns + second * SECOND_NS + within
+
+    def _passed(self) -> int:
+        """Events with a rate that are due by now."""
+        second, ns = divmod(monotonic_ns() - self.start_ns, SECOND_NS)
+        if second >= len(self._before):
+            second, ns = len(self._before) - 1, ns + (second - len(self._before) + 1) * SECOND_NS
+        return self._before[second] + ns * self._rates[second] // SECOND_NS + 1
 
     def fill(self) -> None:
         """Send the first events; returns when they are acknowledged."""
@@ -98,8 +113,7 @@ class Sender(threading.Thread):
 
     def _send_at_rate(self) -> None:
         while self.sent < len(self.events) or self.go_on or monotonic_ns() < self._until_ns:
-            passed = (monotonic_ns() - self.start_ns) * self.rate // 1_000_000_000 + 1
-            due = self._first + passed
+            due = self._first + self._passed()
             if due > len(self.events) and (self.go_on or monotonic_ns() < self._until_ns):
                 added = list(islice(self._more, due - len(self.events)))
                 self.moments += [moment for moment, _, _ in added]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -32,7 +32,6 @@ from tiercel.apps.verdict import HEAP, Comparison, compare, frame_of
 SLOTS = 32  # of the session: routers, instances, warm workers, the oracle's batch job
 RATE_MAX, SECONDS_MAX, EVENTS_MAX = 200_000, 3_600.0, 20_000_000
 FAST_RATE = 100_000  # events that are generated for each second of a load without a rate
-INSTANCES = {SITE: 2}
 WARM_S_MAX = 3.0
 SETTLE_S_MAX = 5.0
 LOOK_S = 0.25
@@ -52,6 +51,8 @@ class Run:
     seconds: float = 10.0
     during: Sequence[str] = ()
     by_key: bool = False  # ask which keys each change is about
+    rates: Sequence[int] = ()  # events in each second instead of `rate`, which is then their mean
+    instances: int = 2  # of the operator that is changed, at first
 
     def check(self) -> Any:
         """The options of the application; UserError if the run cannot be done."""
@@ -68,7 +69,7 @@ class Run:
 
     @property
     def events(self) -> int:
-        return round((self.rate or FAST_RATE) * self.seconds)
+        return sum(self.rates) or round((self.rate or FAST_RATE) * self.seconds)
 
     def generate(self, options: Any) -> Iterator[Event]:
         return self.app.generate(options, self.seed, self.rate or FAST_RATE)
@@ -131,15 +132,26 @@ def ignore_progress(progress: Progress) -> None:
     """For callers that show nothing."""
 
 
+Beside = Callable[[Live, Built], AbstractContextManager[object]]
+
+
+def beside_nothing(live: Live, built: Built) -> AbstractContextManager[object]:
+    """For callers that watch nothing."""
+    return nullcontext()
+
+
 def run(wanted: Run, show: ShowProgress = ignore_progress, spark: SparkSession | None = None) -> Result:
     """Run an application to its end; with `spark` on that Spark application, which stays open."""
     return run_recorded(wanted, show, spark)[0]
 
 
 def run_recorded(
-    wanted: Run, show: ShowProgress = ignore_progress, spark: SparkSession | None = None
+    wanted: Run,
+    show: ShowProgress = ignore_progress,
+    spark: SparkSession | None = None,
+    beside: Beside = beside_nothing,
 ) -> tuple[Result, Recording]:
-    """As `run`, and the raw figures."""
+    """As `run`, and the raw figures. `beside` is entered when the load begins, and left when it ends."""
     options = wanted.check()
     show(Progress("generating events"))
     more = wanted.generate(options)
@@ -154,8 +166,8 @@ def run_recorded(
                 session.sparkContext.setLogLevel("OFF")  # Spark prints the loss of each worker
         live = ends.enter_context(tiercel.start(session, [SITE]))
         show(Progress("deploying"))
-        built = wanted.app.build(live, options, INSTANCES)
-        return _Course(wanted, options, live, built, show, first, events, more).run()
+        built = wanted.app.build(live, options, {SITE: wanted.instances})
+        return _Course(wanted, options, live, built, show, first, events, more, beside).run()
 
 
 class _Course:
@@ -171,12 +183,14 @@ class _Course:
         first: Sequence[Event],
         events: Sequence[Event],
         more: Iterator[Event],
+        beside: Beside,
     ) -> None:
+        self._beside = beside
         self._wanted, self._options, self._live, self._built = wanted, options, live, built
         self._show, self._app = show, wanted.app
         self._begun = time.monotonic()
         subscribers = {name: stream.subscribe(after=0) for name, stream in built.outputs.items()}
-        self._sender = Sender(built.inputs, first, events, more, wanted.rate, wanted.seconds)
+        self._sender = Sender(built.inputs, first, events, more, wanted.rate, wanted.seconds, wanted.rates)
         self._receivers = {
             name: Receiver(subscriber, self._app.outputs[name], self._sender)
             for name, subscriber in subscribers.items()
@@ -196,13 +210,14 @@ class _Course:
             before = sender.sent
             self._begun = time.monotonic()
             sender.go_on = bool(self._wanted.during and self._wanted.rate)
-            sender.start()
-            changes = self._changes()
-            sender.stop_after(self._settle_s if changes and self._wanted.rate else 0.0)
-            while sender.is_alive():
-                self._report("running")
-                sender.join(LOOK_S)
-            sender.end()
+            with self._beside(self._live, self._built):
+                sender.start()
+                changes = self._changes()
+                sender.stop_after(self._settle_s if changes and self._wanted.rate else 0.0)
+                while sender.is_alive():
+                    self._report("running")
+                    sender.join(LOOK_S)
+                sender.end()
             end_ns, sent = sender.end_ns, sender.sent - before
             instances_mb = self._instances_mb()
             self._report("closing windows")

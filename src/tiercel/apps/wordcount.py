@@ -19,6 +19,7 @@ from pyspark.sql import functions as f
 
 from tiercel import Live
 from tiercel.apps.app import App, Built, Event, Options, Output, Values
+from tiercel.apps.service import Service
 from tiercel.operators import count, tumbling
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -32,6 +33,7 @@ class WordCountOptions(Options, frozen=True, kw_only=True):
 
     words: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 10_000  # different words: entries of state
     window_s: Annotated[int, msgspec.Meta(ge=1, le=86_400)] = 30
+    service_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # that a word waits in the counter
 
 
 def word_of(number: int) -> str:
@@ -79,6 +81,8 @@ class WordCount(App[WordCountOptions]):
         words = sentences.flat_map(split_sentence, "word string, at timestamp").key_by(
             "word", name="splitter"
         )
+        if options.service_us:
+            words = words.filter(Service(options.service_us))
         counts = words.window(tumbling(f"{options.window_s} seconds")).agg(
             count().alias("count"), name="counter", instances=instances
         )

@@ -6,10 +6,10 @@ Not responsible for: feeding and judging them (throughput.py, load.py).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
+from tiercel.apps.service import Service
 from tiercel.core.model.topology import Operator, Stream, Topology, instance_name
 from tiercel.spark.operators.folds import Fold
 from tiercel.spark.operators.processor_adapter import (
@@ -23,7 +23,6 @@ from tiercel.spark.operators.processor_adapter import (
 from tiercel.spark.rows.row_codec import RowCodec
 
 SITE, EDGE = "cloud", "edge"
-SLEEPS_NS = 200_000  # a shorter sleep takes much longer than asked
 INPUT, OUTPUT = "readings", "averages"
 INPUT_SCHEMA = "sensor bigint, n bigint, due_ns bigint, value double"
 OUTPUT_SCHEMA = "sensor bigint, n bigint, count bigint, average double, due_ns bigint"
@@ -87,21 +86,6 @@ def running_average() -> Fold:
         return (count, total), (row.sensor, count, total / count)
 
     return Fold(step, (0, 0.0), "count long, total double", AVERAGED)
-
-
-class Service:
-    """Lets user code take `service_us` for each row, on average. It sleeps: other processes have the core."""
-
-    def __init__(self, service_us: float) -> None:
-        self._row_ns = service_us * 1e3
-        self._remaining_ns = 0.0  # a sleep is longer than asked for: the next one is shorter
-
-    def spend(self) -> None:
-        self._remaining_ns += self._row_ns
-        if self._remaining_ns >= SLEEPS_NS:
-            begun_ns = time.perf_counter_ns()
-            time.sleep(self._remaining_ns / 1e9)
-            self._remaining_ns -= time.perf_counter_ns() - begun_ns
 
 
 class HeavyAverage(StatefulProcessor):

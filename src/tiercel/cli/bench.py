@@ -223,48 +223,6 @@ def reconfigure(
         run.more["machine_stalls"] = machine_stalls()
 
 
-@bench.command(short_help="An operator under a load that rises and falls, scaled by a policy.")
-def elastic(
-    modes: Annotated[str, typer.Option(help="fixed, rate, spares, restart; comma-separated.")] = (
-        "fixed,rate,spares,restart"
-    ),
-    low: Annotated[int, typer.Option(help="Tuples a second at the beginning and at the end.")] = 500,
-    high: Annotated[int, typer.Option(help="Tuples a second at the top.")] = 5_000,
-    seconds: Annotated[float, typer.Option(help="Seconds of each mode.")] = 60.0,
-    service_us: Annotated[float, typer.Option(help="Time that a row takes; the operator waits.")] = 200.0,
-    keys: Keys = 1_000,
-    state_bytes: Annotated[int, typer.Option(help="Bytes of state per key.")] = 1_024,
-    most: Annotated[int, typer.Option("--max", help="Instances at most.")] = 4,
-    seed: Seed = 1,
-    as_json: AsJson = False,
-    out: Out = None,
-) -> None:
-    """Measure an operator under a ramp: scaled by the policy `rate`, with a spare, by restart, or not.
-
-    With --out, a picture is drawn too.
-
-    Example: tiercel bench elastic --modes fixed,rate --seconds 40
-    """
-    _check("--low", low, 1, 1_000_000)
-    _check("--high", high, low, 1_000_000)
-    _check("--seconds", seconds, 10, 3_600)
-    _check("--service-us", service_us, 0, 1_000_000)
-    _check("--keys", keys, 2, 1_000_000)
-    _check("--state-bytes", state_bytes, 0, 10_000_000)
-    _check("--max", most, 1, 64)
-    _check("--seed", seed, 0, 2**31)
-    from tiercel.bench.scenarios.elasticity import ramp as bench_elastic
-
-    chosen = _choose("--modes", _parts(modes), bench_elastic.MODES)
-    options = bench_elastic.Options(
-        chosen, low, high, seconds, service_us, keys, state_bytes, most, seed, out
-    )
-    with _measuring("elastic", as_json, out, seed) as run:
-        run.settings = {k: v for k, v in vars(options).items() if k not in ("out", "seed")}
-        run.rows, more = bench_elastic.measure(options, run.show_progress)
-        run.more.update(more)
-
-
 @bench.command(short_help="Overhead of migration support while nothing moves.")
 def idle(
     pairs: Annotated[

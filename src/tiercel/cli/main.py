@@ -14,7 +14,7 @@ import sys
 import typer
 
 from tiercel.cli.app import app as applications
-from tiercel.cli.bench import bench
+from tiercel.cli.bench_elastic import bench
 from tiercel.cli.chaos import chaos
 from tiercel.cli.demo import demo
 from tiercel.cli.policy import policy

@@ -11,7 +11,7 @@ A policy that raises is named in the history, and nothing changes: the last deci
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -57,7 +57,7 @@ class Record(msgspec.Struct):
     changes: deque[float] = msgspec.field(default_factory=deque)  # times, within the last hour
     change: Change | None = None  # the last one, until it is judged
     ended_s: float | None = None  # end of the last change
-    wanted: dict[str, deque[tuple[float, int]]] = {}  # site -> numbers of instances that were wanted
+    wanted: dict[tuple[str, str], deque[tuple[float, int]]] = {}  # policy, site -> instances it wanted
     blocked: dict[str, tuple[float, float, str]] = {}  # direction -> until, arrivals then, why
 
 
@@ -76,6 +76,8 @@ class Governor:
         self.policies[name] = GovernedPolicy(name, decide, limits)
 
     def remove(self, name: str) -> bool:
+        for record in self._records.values():  # what it wanted holds nobody back any more
+            record.wanted = {what: window for what, window in record.wanted.items() if what[0] != name}
         return self.policies.pop(name, None) is not None
 
     # -- decisions ---------------------------------------------------------------------------
@@ -85,7 +87,7 @@ class Governor:
         decisions: list[Decision] = []
         wanted = [(policy, self._proposals(policy, view, decisions)) for policy in self.policies.values()]
         for policy, proposals in wanted:
-            self._remember_wanted(view, policy.limits, proposals)
+            self._remember_wanted(view, policy, proposals)
         taken = {name for name in view.operators if self._follow(view, name, decisions)}
         for policy, proposals in wanted:
             for proposal in proposals:
@@ -167,7 +169,7 @@ class Governor:
             if allowed.instances == here:
                 return decided(Outcome.REFUSED if why else Outcome.NOTHING, why or "it has them")
             if allowed.instances < here:
-                patient = self._patience(record, view, operator, allowed, limits)
+                patient = self._patience(record, view, operator, allowed, policy)
                 if isinstance(patient, str):
                     return decided(Outcome.REFUSED, patient)
                 allowed = patient
@@ -197,16 +199,17 @@ class Governor:
         return msgspec.structs.replace(proposal, instances=count), why
 
     def _patience(
-        self, record: Record, view: View, operator: OperatorView, proposal: Resize, limits: Limits
+        self, record: Record, view: View, operator: OperatorView, proposal: Resize, policy: GovernedPolicy
     ) -> Resize | str:
-        """A scale-in to the largest number wanted in the window, or why it has to wait."""
-        backlog_s = operator.backlog_s()
+        """A scale-in to the largest number that any policy wanted in the window, or why it has to wait."""
+        backlog_s, limits = operator.backlog_s(), policy.limits
         if self.drains(operator, limits):
             return f"a backlog of {backlog_s:.1f} s drains"
-        wanted = record.wanted.get(proposal.site)
+        wanted = record.wanted.get((policy.name, proposal.site))
         if not wanted or view.at_s - wanted[0][0] < limits.scale_in_after_s:
             return f"scale-in waits until it was wanted for {limits.scale_in_after_s:g} s"
-        largest = max(proposal.instances, *(count for _, count in wanted))
+        windows = [window for (_, site), window in record.wanted.items() if site == proposal.site]
+        largest = max(proposal.instances, *(count for window in windows for _, count in window))
         if largest >= len(operator.at(proposal.site)):
             return f"{largest} were wanted within the last {limits.scale_in_after_s:g} s"
         return msgspec.structs.replace(proposal, instances=largest)
@@ -296,15 +299,21 @@ class Governor:
         record.change = Change(undo, operator, view.at_s, change.limits, change.policy, is_undo=True)
         return True
 
-    def _remember_wanted(self, view: View, limits: Limits, proposals: Sequence[Proposal]) -> None:
-        """Remember how many instances are wanted: a scale-in goes to the largest number of its window."""
+    def _remember_wanted(self, view: View, policy: GovernedPolicy, proposals: Sequence[Proposal]) -> None:
+        """Remember how many instances are wanted: a scale-in goes to the largest number of its window.
+
+        A policy that has never wanted a number, such as `failures`, holds nobody back.
+        """
         named = {(p.operator, p.site): p.instances for p in proposals if isinstance(p, Resize)}
         for name in {proposal.operator for proposal in proposals} & view.operators.keys():
             operator = view.operators[name]
+            known = self._record(name).wanted
             for site, count in operator.sites.items():
-                wanted = self._record(name).wanted.setdefault(site, deque())
+                if (name, site) not in named and (policy.name, site) not in known:
+                    continue
+                wanted = known.setdefault((policy.name, site), deque())
                 wanted.append((view.at_s, named.get((name, site), count)))
-                while len(wanted) > 1 and wanted[1][0] <= view.at_s - limits.scale_in_after_s:
+                while len(wanted) > 1 and wanted[1][0] <= view.at_s - policy.limits.scale_in_after_s:
                     wanted.popleft()
 
     def _verdict(self, change: Change, now: OperatorView) -> str:
@@ -383,11 +392,22 @@ def _alike(a: Decision, b: Decision) -> bool:
 
 
 def instances_after(
-    operator: OperatorView, resize: Resize, pins: Iterable[str] = (), taken: Iterable[str] = ()
+    operator: OperatorView,
+    resize: Resize,
+    pins: Iterable[str] = (),
+    taken: Iterable[str] = (),
+    executors: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
-    """The instances after a resize. Pinned ones stay, those with least state leave, spares come first."""
+    """The instances after a resize. Pinned ones stay, those with least state leave, spares come first.
+
+    `executors` has the processes of each executor that Spark may release: where few are, instances leave.
+    """
     others = [i.name for i in operator.instances if i.site != resize.site]
-    here = sorted(operator.at(resize.site), key=lambda i: (i.name not in set(pins), -i.state_bytes, i.name))
+    load = executors or {}
+    here = sorted(
+        operator.at(resize.site),
+        key=lambda i: (i.name not in set(pins), -load.get(i.executor, 0), -i.state_bytes, i.name),
+    )
     chosen = [i.name for i in here[: resize.instances]]
     prefix = f"{operator.name}@{resize.site}#"
     chosen += [s for s in operator.spares if s.startswith(prefix)][: resize.instances - len(chosen)]

@@ -33,6 +33,7 @@ class InstanceView(msgspec.Struct, frozen=True, omit_defaults=True):
     state_keys: int = 0
     slots: int = 0  # that it owns
     cores: int = 0  # that its executor lets it use; 0: not known
+    executor: str = ""  # of Spark; empty: not known
 
     @property
     def site(self) -> str:
@@ -151,6 +152,7 @@ class SiteView(msgspec.Struct, frozen=True, omit_defaults=True):
     cores: int = 0  # of the executors there; 0: not known
     free_slots: int | None = None  # task slots for more instances; None: not known, or Spark adds executors
     links: dict[str, LinkView] = {}  # by the other site
+    executor: str = ""  # of its router
 
 
 class View(msgspec.Struct, frozen=True, omit_defaults=True):

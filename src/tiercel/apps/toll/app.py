@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tiercel import Live, UserError
 from tiercel.apps.app import POSITION, App, Built, Event, Options, Output, Values
+from tiercel.apps.service import Service
 from tiercel.apps.times import to_ms
 from tiercel.apps.toll.generator import BASE, DAYS, EXPENDITURE, INPUT, PERIOD, REPORT, Road, Traffic
 from tiercel.apps.toll.oracle import expected
@@ -59,6 +60,7 @@ class TollOptions(Options, frozen=True):
     speed: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
     queries_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
     accident_every_s: Annotated[int, msgspec.Meta(ge=60, le=10_800)] = 300
+    service_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # that a report waits in its segment
 
 
 def is_report(event: object) -> bool:
@@ -162,18 +164,17 @@ class TollApp(App[TollOptions]):
             output_key=SEGMENT,
             output_event_time="at",
         )
-        notices = (
-            cars.filter(is_report)
-            .union(accidents)
-            .transform_with_state(
-                Tolls(),
-                NOTICE,
-                name="tolls",
-                time_mode="eventTime",
-                instances=instances,
-                output_key="vid",
-                output_event_time="at",
-            )
+        reports = cars.filter(is_report)
+        if options.service_us:
+            reports = reports.filter(Service(options.service_us))
+        notices = reports.union(accidents).transform_with_state(
+            Tolls(),
+            NOTICE,
+            name="tolls",
+            time_mode="eventTime",
+            instances=instances,
+            output_key="vid",
+            output_event_time="at",
         )
         balances = notices.filter(is_for_account).transform_with_state(
             Accounts(), BALANCES, name="accounts", time_mode="eventTime"

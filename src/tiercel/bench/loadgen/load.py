@@ -85,6 +85,7 @@ class Load:
         self._output = output
         self._seq = 0
         self._next_key = 0
+        self.hot: Sequence[int] = ()  # these keys get every second tuple, in turn; empty: none
         self._drawn: list[int] = []  # sensors in the order of their tuples, repeated; empty: all in turn
         self._next_tick_ns = 0  # 0: no open loop
         self._rate = 0
@@ -186,6 +187,12 @@ class Load:
         if self._drawn:
             self._next_key = at + count
             return [self._drawn[n % len(self._drawn)] for n in range(at, at + count)]
+        if self.hot:
+            self._next_key += count
+            return [
+                self.hot[n // 2 % len(self.hot)] if n % 2 else 389 * (n // 2) % total
+                for n in range(at, at + count)
+            ]
         if self.favoured:
             self._next_key += count
             return [

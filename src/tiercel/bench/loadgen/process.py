@@ -92,6 +92,10 @@ class LoadProcess(ChildProcess):
         """From now on the first so many keys get nine of ten tuples; 0: all get as many."""
         self.ask("favour", keys=keys)
 
+    def heat(self, sensors: Sequence[int]) -> None:
+        """From now on these keys get every second tuple, in turn."""
+        self.ask("heat", sensors=list(sensors))
+
     def focus(self, keys: int) -> None:
         """From now on only so many keys get tuples."""
         self.ask("focus", keys=keys)
@@ -158,6 +162,9 @@ class LoadServer:
                 return self._faults()
             case {"do": "favour", "keys": keys}:
                 load.favoured = keys
+                return {}
+            case {"do": "heat", "sensors": sensors}:
+                load.hot = sensors
                 return {}
             case {"do": "focus", "keys": keys}:
                 load.focus(keys)

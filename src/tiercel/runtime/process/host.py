@@ -192,6 +192,8 @@ class Host:
         self._loop = loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = loop.create_future()
         polling: asyncio.Task[None] | None = None
+        if self._meter is not None:
+            self._meter.executor = executor or None
         try:
             if self._gate is not None:
                 self._gate.start(loop)

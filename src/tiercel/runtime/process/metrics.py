@@ -84,6 +84,7 @@ class MetricsLine(msgspec.Struct, frozen=True, omit_defaults=True):
     readers: dict[str, tuple[float, int, float]] | None = None  # instance -> arrivals, lag, oldest_ms
     sent_on: list[tuple[bytes, int]] | None = None  # inbox: keys with an owner elsewhere -> rows since
     links: dict[str, LinkLine] | None = None  # router: other sites whose routers are connected
+    executor: str | None = None  # of Spark, that runs it
     gauges: float | None = None  # share of the time that it spent on the lines of the second before
 
 
@@ -107,6 +108,7 @@ class Meter:
         self._busy_s = 0.0
         self._before: Mapping[str, float] = {}
         self.unexpected = 0
+        self.executor: str | None = None
 
     def is_due(self) -> bool:
         """Whether a second has begun whose line is not written."""
@@ -133,7 +135,8 @@ class Meter:
         took_s = max(now_s - self._at_s, 1e-3)
         line = self._line(gauges, busy_s, took_s)
         spent = None if spent is None else round(spent, 5)
-        mine = [msgspec.json.encode(msgspec.structs.replace(line, links=links or None, gauges=spent))]
+        more = {"links": links or None, "gauges": spent, "executor": self.executor}
+        mine = [msgspec.json.encode(msgspec.structs.replace(line, **more))]
         inboxes = self._inbox_lines(self._loaded.loads(), took_s) if self._loaded is not None else []
         of_inboxes = [msgspec.json.encode(line) for line in inboxes]
         self._at_s, self._busy_s, self._before = now_s, busy_s, gauges

@@ -6,6 +6,7 @@ Not responsible for: deciding (control/), the thread that asks once a second (cl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ from tiercel.spark.cluster.policy_thread import PolicyThread
 LIMITS = tuple(
     name for name in Limits.__struct_fields__ if name not in ("instances_min", "instances_max", "quiet")
 )
+
+ROUTER_STAYS = 1_000  # instances: an executor with a router is not released
 
 
 class DeploymentPolicies:
@@ -149,7 +152,9 @@ class DeploymentPolicies:
         match proposal:
             case Resize():
                 self._graph.check_site(proposal.site)
-                self._scale(operator, instances_after(operator, proposal, limits.pins))
+                executors = _releasable(view, proposal.site)
+                wanted = instances_after(operator, proposal, limits.pins, executors=executors)
+                self._scale(operator, wanted)
             case Spread():
                 self._scale(operator, tuple(i.name for i in operator.instances))
             case MoveLoad():
@@ -186,6 +191,15 @@ class DeploymentPolicies:
             by_key.setdefault(route.instance, set()).add(key)
         found = [(owner, KeySet(slots=frozenset(some))) for owner, some in by_slot.items()]
         return found + [(owner, KeySet(keys=frozenset(some))) for owner, some in by_key.items()]
+
+
+def _releasable(view: View, site: str) -> Counter[str] | None:
+    """Processes on each executor, where Spark releases those without any."""
+    facts = view.sites.get(site)
+    if facts is None or facts.free_slots is not None:
+        return None
+    counts = Counter(i.executor for operator in view.operators.values() for i in operator.instances)
+    return counts + Counter({other.executor: ROUTER_STAYS for other in view.sites.values()})
 
 
 def _name_of(decide: Callable[..., object]) -> str:

@@ -71,7 +71,8 @@ class LoadReader:
         for site, parent in self._topology.sites.items():
             line, report = lines.get(site), elsewhere.get(site)
             free = free_slots if report is None else report.free_slots
-            sites[site] = SiteView(site, parent, _cores(line), free, _links(line))
+            executor = "" if line is None else line.executor or ""
+            sites[site] = SiteView(site, parent, _cores(line), free, _links(line), executor)
         lost = {name: why for report in elsewhere.values() for name, why in report.failed.items()}
         return View(at_s, operators, sites, {**lost, **(failed or {})})
 
@@ -96,6 +97,7 @@ def _instance(
         line.state_keys or 0,
         slots,
         _cores(line),
+        line.executor or "",
     )
 
 

@@ -8,8 +8,9 @@ Spark keeps a Python worker for a minute after its task has ended, for the next 
 import PySpark, pandas and Tiercel first: that is most of the restart time of a process with little state.
 So a thread runs a task that only imports them, again and again, and at once when a process was started and
 may have taken a worker. Such a job costs a tenth of a second of a core or more. Deployments of one
-application share the pool, and so they share the job. `spark.python.worker.reuse=false` turns Spark's pool
-off, and the warm workers with it.
+application share the pool, and so they share the job. With dynamic allocation it runs only when a process was
+started: on an idle executor it would keep Spark from releasing it. `spark.python.worker.reuse=false` turns
+Spark's pool off, and the warm workers with it.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class WarmWorkers:
             found = [self._registry.find(name) for name in self._registry.names()]
             workers = {address.pid: address.executor for address in found if address is not None}
             executors = frozenset(workers.values()) - {""}
-            if _is_due((self._backend.application, executors), taken=not workers.keys() <= seen):
+            pool, taken = (self._backend.application, executors), not workers.keys() <= seen
+            if _is_due(pool, taken=taken) and (taken or not self._backend.allocates):
                 tasks = self._count * max(1 if self._backend.local else EXECUTORS_MIN, len(executors))
                 try:
                     if tasks not in jobs and not self._backend.is_stopped():

@@ -28,7 +28,8 @@ SCHEMA = """
     hot_keys bigint, read_back double, replica string, replica_behind bigint, unexpected bigint,
     cpu double, stolen double, cores int, arrivals double, oldest_ms double,
     heavy_slots map<int, double>, heavy_keys map<binary, double>,
-    links map<string, struct<rtt_ms: double, sent: double, received: double>>, gauges double
+    links map<string, struct<rtt_ms: double, sent: double, received: double>>, gauges double,
+    executor string
 """
 
 
@@ -124,4 +125,5 @@ def _row(line: MetricsLine) -> tuple[Any, ...]:
         None if line.heavy_keys is None else dict(line.heavy_keys),
         line.links,
         line.gauges,
+        line.executor,
     )

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from tiercel.bench.deployments import OPERATOR, loaded
 from tiercel.bench.loadgen.process import LoadProcess
-from tiercel.bench.metrics import Outputs, count_faults, read_outputs
+from tiercel.bench.metrics import count_faults, read_outputs
 from tiercel.bench.operators import SITE, HeavyAverage
 from tiercel.bench.report import Line, percentile
 from tiercel.control.proposals import Decision, Resize
@@ -37,6 +37,7 @@ MODES = ("fixed", "rate", "spares", "restart")
 LOOK_S = 0.1  # between two looks at the instances
 LIMIT_MS = 5_000.0  # of Linear Road
 SETTLED_S = 1.0  # after a scaling: its effect is over
+FIRSTS = ("until_first_keys_s", "until_first_output_s")
 COLOURS = {"fixed": "#9ca3af", "rate": "#2563eb", "spares": "#059669", "restart": "#d97706"}
 
 
@@ -59,8 +60,8 @@ class Options:
 class InstanceLog:
     """Which instances own keys, over time."""
 
-    def __init__(self, live: Live) -> None:
-        self._live = live
+    def __init__(self, live: Live, operator: str) -> None:
+        self._live, self._operator = live, operator
         self.seen: list[tuple[float, int]] = []  # monotonic time, instances with keys
         self.first_s: dict[str, float] = {}  # instance -> when it first owned keys
         self._stopped = threading.Event()
@@ -69,7 +70,7 @@ class InstanceLog:
 
     def _look(self) -> None:
         while not self._stopped.wait(LOOK_S):
-            owned = self._live.status().operators[OPERATOR]
+            owned = self._live.status().operators[self._operator]
             now_s = time.monotonic()
             working = [name for name, slots in owned.items() if slots]
             self.seen.append((now_s, len(working)))
@@ -123,10 +124,10 @@ def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], 
     return [r.line for r in results], {"scalings": [s for r in results for s in r.scalings]}
 
 
-def _start_policy(live: Live, mode: str, options: Options) -> None:
+def start_policy(live: Live, operator: str, mode: str, options: Options) -> None:
     """A fixed deployment has the policy too, in a dry run: its cost is in all modes."""
     live.autoscale(
-        OPERATOR,
+        operator,
         policy="rate",
         max=options.most,
         spares=1 if mode == "spares" else 0,
@@ -136,18 +137,18 @@ def _start_policy(live: Live, mode: str, options: Options) -> None:
         judge_after_s=4.0,
         scale_in_after_s=8.0,
     )
+    if mode == "spares":
+        _await_spare(live, operator)
 
 
 def _one(
     live: Live, loader: LoadProcess, mode: str, options: Options, show_progress: ShowProgress
 ) -> ModeResult:
-    _start_policy(live, mode, options)
-    if mode == "spares":
-        _await_spare(live)
+    start_policy(live, OPERATOR, mode, options)
     rates = ramp(options)
     loader.start(rates[0], [])
     begun_s = time.monotonic()
-    log = InstanceLog(live)
+    log = InstanceLog(live, OPERATOR)
     offered = []
     for second, rate in enumerate(rates):
         loader.change_rate(rate)
@@ -163,58 +164,76 @@ def _one(
         found = read_outputs(outputs)
         faults = count_faults(live.spark, inputs, outputs)
     changes = live.policies().changes
-    wall_to_monotonic = time.monotonic() - time.time()
-    scalings = [
-        _scaling(mode, change, change.at_s + wall_to_monotonic, log, found, begun_s) for change in changes
-    ]
+    emitted_s = np.sort(found.emitted_ns) / 1e9
+    scalings = [scaling(mode, change, log, emitted_s, begun_s) for change in changes]
     latency = np.sort(found.latency_ms)
+    p99 = by_second(found.due_ns, found.latency_ms, begun_s)
     instances = [(at_s - begun_s, count) for at_s, count in log.seen if at_s <= over_s]
-    late = sum(1 for _, p99 in _by_second(found, begun_s) if p99 > LIMIT_MS)
-    grown = [s["until_first_keys_s"] for s in scalings if s["until_first_keys_s"] is not None]
     line = {
         "mode": mode,
-        "changes": len(changes),
-        "instances_max": max((count for _, count in instances), default=1),
-        "instance_seconds": round(sum(count for _, count in instances) / len(instances) * len(rates), 1),
-        "p50_ms": round(percentile(latency, 0.5), 1),
-        "p99_ms": round(percentile(latency, 0.99), 1),
-        "max_ms": round(float(latency[-1]), 1),
-        "seconds_above_5_s": late,
+        **summary(changes, instances, len(rates), latency, p99, scalings),
         "drained_s": round(drained_s, 1),
-        "until_first_keys_s": round(min(grown), 2) if grown else None,
-        "gap_ms": max((s["gap_ms"] for s in scalings), default=None),
-        "gap_floor_ms": max((s["gap_floor_ms"] for s in scalings), default=None),
         "tuples": len(latency),
         **faults,
     }
-    return ModeResult(line, scalings, offered, instances, _by_second(found, begun_s))
+    return ModeResult(line, scalings, offered, instances, p99)
 
 
-def _await_spare(live: Live) -> None:
+def _await_spare(live: Live, operator: str) -> None:
     give_up = time.monotonic() + 60
-    while len(live.status().operators[OPERATOR]) < 2 and time.monotonic() < give_up:
+    while len(live.status().operators[operator]) < 2 and time.monotonic() < give_up:
         time.sleep(0.1)
     while any(p.state != "running" for p in live.status().processes) and time.monotonic() < give_up:
         time.sleep(0.1)
 
 
-def _scaling(
-    mode: str, change: Decision, at_s: float, log: InstanceLog, found: Outputs, begun_s: float
+def summary(
+    changes: Sequence[Decision],
+    instances: Sequence[tuple[float, int]],
+    seconds: int,
+    latency: Any,
+    p99: Sequence[tuple[float, float]],
+    scalings: Sequence[Line],
 ) -> Line:
-    """One scaling: when its first new instance had keys, and the longest time without any output."""
+    """The figures of a mode that do not depend on what the load is. `latency` is sorted."""
+    firsts = {name: [s[name] for s in scalings if s[name] is not None] for name in FIRSTS}
+    counts = [count for _, count in instances] or [1]
+    return {
+        "changes": len(changes),
+        "instances_max": max(counts),
+        "instance_seconds": round(sum(counts) / len(counts) * seconds, 1),
+        "p50_ms": round(percentile(latency, 0.5), 1),
+        "p99_ms": round(percentile(latency, 0.99), 1),
+        "max_ms": round(float(latency[-1]), 1),
+        "seconds_above_5_s": sum(1 for _, ms in p99 if ms > LIMIT_MS),
+        **{name: round(min(found), 2) if found else None for name, found in firsts.items()},
+        "gap_ms": max((s["gap_ms"] for s in scalings), default=None),
+        "gap_floor_ms": max((s["gap_floor_ms"] for s in scalings), default=None),
+    }
+
+
+def scaling(mode: str, change: Decision, log: InstanceLog, emitted_s: Any, begun_s: float) -> Line:
+    """One scaling: when its first new instance had keys, and the longest time without any output.
+
+    `emitted_s` is sorted. The first output of a new instance is the first one after it was seen with keys,
+    of all instances: with thousands a second that is within a few milliseconds.
+    """
+    at_s = change.at_s + time.monotonic() - time.time()
     before = next((count for seen_s, count in reversed(log.seen) if seen_s <= at_s), 1)
     settled = [seen_s for seen_s, count in log.seen if seen_s > at_s and count != before]
     end_s = (settled[0] if settled else at_s) + SETTLED_S
     proposal = change.proposal
     grows = isinstance(proposal, Resize) and proposal.instances > before
     new = [first_s for first_s in log.first_s.values() if first_s > at_s] if grows else []
-    emitted_s = np.sort(found.emitted_ns) / 1e9
+    keys_s = min(new, default=None)
+    after = emitted_s[np.searchsorted(emitted_s, keys_s) :] if keys_s is not None else []
     return {
         "mode": mode,
         "at_s": round(at_s - begun_s, 1),
         "change": str(proposal),
         "reason": change.reason,
-        "until_first_keys_s": round(min(new) - at_s, 2) if new else None,
+        "until_first_keys_s": round(keys_s - at_s, 2) if keys_s is not None else None,
+        "until_first_output_s": round(float(after[0]) - at_s, 2) if len(after) else None,
         "gap_ms": _gap_ms(emitted_s, at_s, end_s),
         "gap_floor_ms": _gap_ms(emitted_s, at_s - (end_s - at_s), at_s),
     }
@@ -226,13 +245,21 @@ def _gap_ms(emitted_s: Any, first_s: float, last_s: float) -> float:
     return round(float(np.max(np.diff([first_s, *inside, last_s]))) * 1e3, 1)
 
 
-def _by_second(found: Outputs, begun_s: float) -> list[tuple[float, float]]:
-    second = (found.due_ns / 1e9 - begun_s).astype(np.int64)
-    latency = found.latency_ms
-    return [(float(s), percentile(np.sort(latency[second == s]), 0.99)) for s in np.unique(second) if s >= 0]
+def by_second(due_ns: Any, latency_ms: Any, begun_s: float) -> list[tuple[float, float]]:
+    """The p99 of each second in which rows were due."""
+    second = (due_ns / 1e9 - begun_s).astype(np.int64)
+    order = np.lexsort((latency_ms, second))
+    second, latency = second[order], latency_ms[order]
+    found, first = np.unique(second, return_index=True)
+    ends = [*first[1:], len(second)]
+    return [
+        (float(s), percentile(latency[a:b], 0.99))
+        for s, a, b in zip(found, first, ends, strict=True)
+        if s >= 0
+    ]
 
 
-def draw(results: Sequence[ModeResult], options: Options, path: Path) -> None:
+def draw(results: Sequence[ModeResult], options: Options, path: Path, what: str = "") -> None:
     """Load and instances above, latency below."""
     figure = Figure(figsize=(11, 7), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
@@ -258,6 +285,7 @@ def draw(results: Sequence[ModeResult], options: Options, path: Path) -> None:
     below.set_ylabel("p99 latency, ms")
     below.set_xlabel("seconds")
     above.set_title(
-        f"{options.low} to {options.high} rows/s and back; a row takes {options.service_us:g} us, waiting"
+        f"{what or 'running average'}: {options.low} to {options.high} rows/s and back; "
+        f"a row takes {options.service_us:g} us, waiting"
     )
     figure.savefig(path)
