@@ -114,8 +114,10 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
         name: (f"tiercel bench {line}", [*TIERCEL, "bench", *line.split(), "--out", str(DRAWN)])
         for name, line in {
             "gauges": "gauges --json",
-            "elastic": "elastic --seconds 45 --json",
-            "elastic_wordcount": "elastic --app wordcount --modes fixed,rate,restart --seconds 45 --json",
+            "elastic": "elastic --high 7000 --seconds 45 --json",
+            "elastic_wordcount": (
+                "elastic --app wordcount --modes fixed,rate,restart --high 7000 --seconds 45 --json"
+            ),
             "elastic_toll": (
                 "elastic --app toll --modes fixed,rate,restart --seconds 45 --low 200 --high 1700 "
                 "--service-us 800 --json"

@@ -130,6 +130,19 @@ def test_a_site_without_free_task_slots_is_named_and_nothing_changes() -> None:
     assert decision.proposal.instances == 3, "as many as fit"
 
 
+def test_keys_do_not_go_to_a_site_that_has_no_room_for_their_instance() -> None:
+    keys = KeySet(keys=frozenset({b"car"}))
+    governor = governed(lambda _: MoveLoad("op", keys, "edge", "demand"))
+    full = view(0)
+    full = msgspec.structs.replace(full, sites={**full.sites, "edge": SiteView("edge", free_slots=0)})
+    found, reason = outcome(governor, full)
+    assert found is Outcome.REFUSED
+    assert "edge has 0 free task slots" in reason
+    spare = msgspec.structs.replace(full.operators["op"], spares=("op@edge#1",))
+    roomy = msgspec.structs.replace(full, at_s=1.0, operators={"op": spare})
+    assert outcome(governor, roomy)[0] is Outcome.CARRIED_OUT, "a spare instance is there"
+
+
 def test_nothing_changes_in_a_quiet_window() -> None:
     governor = governed(resize(3), quiet=parse_quiet(["22:00-06:00"]))
     for hour, expected in ((23, Outcome.REFUSED), (5, Outcome.REFUSED), (7, Outcome.CARRIED_OUT)):

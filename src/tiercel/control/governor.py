@@ -20,6 +20,7 @@ from tiercel.control.policies.policy import Decide, Memory
 from tiercel.control.proposals import Decision, MoveLoad, Nothing, Outcome, Proposal, Replace, Resize, Spread
 from tiercel.control.view import OperatorView, View
 from tiercel.core.model.routing import slot_of
+from tiercel.core.model.topology import site_of
 
 HISTORY_MAX = 2_000
 HOUR_S = 3_600.0
@@ -233,6 +234,8 @@ class Governor:
             return f"one change at a time: {operator.changing}"
         if isinstance(proposal, MoveLoad) and (pinned := _pinned_source(operator, proposal, limits)):
             return f"{pinned} is pinned"
+        if isinstance(proposal, MoveLoad) and (full := _full_site(operator, view, proposal.to)):
+            return f"{full} has 0 free task slots, and no instance of {operator.name}"
         if limits.is_quiet(view.at_s):
             return "this is a quiet window"
         if self.cools_down(record, view.at_s, limits):
@@ -363,6 +366,13 @@ def _undo(change: Change, now: OperatorView, verdict: str) -> Proposal | None:
 
 def _owner(operator: OperatorView, key: bytes) -> str:
     return operator.isolated.get(key) or operator.owners.get(slot_of(key, max(1, len(operator.owners))), "")
+
+
+def _full_site(operator: OperatorView, view: View, to: str) -> str:
+    """The destination, if it is a site that needs a first instance and has no room for one."""
+    facts = view.sites.get(to)
+    has_one = operator.at(to) or any(site_of(name) == to for name in operator.spares)
+    return to if facts is not None and facts.free_slots == 0 and not has_one else ""
 
 
 def _pinned_source(operator: OperatorView, proposal: MoveLoad, limits: Limits) -> str:
