@@ -433,6 +433,15 @@ RULES: dict[str, Rule] = {
             "migration.standby:StandbyCopy.has_all_before",
         ),
     ),
+    "R45": Rule(
+        "Rows of a device are processed once, in the order of their numbers; what is refused is named.",
+        (
+            "logs.sequencer:Sequencer.take_or_defer",
+            "logs.device_numbers:DeviceNumbers.came_behind",
+            "logs.device_numbers:DeviceNumbers.gap_skipped",
+            "router.device_rows:DeviceRows.route_rows",
+        ),
+    ),
 }
 
 

@@ -41,7 +41,7 @@ SEEDS_MAX = 60  # a seed that shifted a little is found again; one that did not 
 REGENERATE = "tiercel sim --mutants --seeds 400 --jobs 1 --json > tests/rules/killers.json"
 A, B = "op@a#0", "op@b#0"
 UNUSED, OTHER = "op@a#1", "op@a#2"
-RULES = {f"R{n}" for n in (*range(1, 33), 35, 40)}  # the others are not built
+RULES = {f"R{n}" for n in (*range(1, 33), 35, 40, 45)}  # the others are not built
 SLOT_0 = KeySet(slots=frozenset({0}))
 
 
@@ -90,6 +90,11 @@ def test_a_bug_that_breaks_a_promise_is_noticed(mutant: str) -> None:
 
 @mutants_of("R1")
 def test_R1_every_row_of_a_producer_counts_once_and_in_order(mutant: str) -> None:
+    assert_noticed(mutant)
+
+
+@mutants_of("R45")
+def test_R45_a_row_of_a_device_counts_once_in_order_or_is_named(mutant: str) -> None:
     assert_noticed(mutant)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tiercel.core.errors import InvalidRequest
 from tiercel.sim.explore import (
+    device_mutants,
     instance_mutants,
     outage_mutants,
     request_mutants,
@@ -24,7 +25,10 @@ PLANTED = Options(faults=FAULTS, mutant="source-forgets-early")
 
 
 def test_every_planted_bug_is_described_and_every_description_is_planted() -> None:
-    tables = (router_mutants, instance_mutants, outage_mutants, request_mutants, site_mutants, state_mutants)
+    tables = (
+        *(router_mutants, instance_mutants, outage_mutants, request_mutants, state_mutants),
+        *(device_mutants, site_mutants),
+    )
     planted = {name for table in tables for name in table.PATCHES}
     assert planted == set(MUTANTS) | set(DIRECTED)
 

@@ -7,6 +7,7 @@ Not responsible for: the origin of rows (the caller of `submit`) and their use (
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from tiercel.core import messages as m
 from tiercel.core.machine.effects import Effect, Send
@@ -38,11 +39,21 @@ class Producer:
         self._sent = 0
 
     def submit(
-        self, stream: str, rows: list[Row], watermark_ms: int | None = None, *, initial: bool = False
+        self,
+        stream: str,
+        rows: list[Row],
+        watermark_ms: int | None = None,
+        *,
+        initial: bool = False,
+        numbers: Sequence[int] = (),
     ) -> list[Effect]:
-        """Submit rows as frame `submitted`; they are durable once `acknowledged` has reached its number."""
+        """Submit rows as frame `submitted`; they are durable once `acknowledged` has reached its number.
+
+        `numbers` are those of the rows, for a stream whose devices number them.
+        """
         self.submitted += 1
-        self._frames.append(m.Produce(self.name, self.submitted, stream, rows, watermark_ms, initial))
+        frame = m.Produce(self.name, self.submitted, stream, rows, watermark_ms, initial, tuple(numbers))
+        self._frames.append(frame)
         return self._pump()
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:

@@ -52,6 +52,7 @@ class StreamFacts(msgspec.Struct, frozen=True):
     written_by: str = ""  # the operator that writes it; empty: producers and feeds
     images: bool = False  # an operator's initial state as it was stored elsewhere
     dead_letters_of: str = ""  # the declared stream whose feeds rejected the rows in this one
+    sequence: str = ""  # column in which devices number their rows, empty: none
 
     @property
     def writer(self) -> str:

@@ -69,7 +69,7 @@ class _Routes(dict[Key, Target]):
 
 
 TABLES = (
-    *("head", "trimmed", "ends", "route", "route_key", "mark", "count", "count_base"),
+    *("head", "trimmed", "ends", "route", "route_key", "mark", "recent", "count", "count_base"),
     *("reader", "retired", "takeover", "emitted", "pause", "broadcast"),
 )
 ROUTES_MAX = 1 << 18  # cached targets of keys; beyond it they are looked up again
@@ -114,6 +114,8 @@ class Inbox(Readers):
                 self.table.overrides[routed] = value
             case ("mark", _, marked):
                 self.sequencer.marks[marked] = dict(value)
+            case ("recent", _, marked):
+                self.sequencer.devices.recover(marked, value)
             case ("count", _, counted):
                 self.sequencer.counts[counted] = value
             case ("count_base", _):
@@ -337,6 +339,22 @@ class Inbox(Readers):
         if ready:
             self._append_ready(step, ready)
         return onward, correction
+
+    def take_or_defer(self, step: Step, rows: list[Row]) -> list[Row]:
+        """Append rows that devices numbered and that enter here, as far as they are next.
+
+        Returns the early ones: they go through the outbox to this site itself, which is durable.
+        """
+        ready, deferred = self.sequencer.take_or_defer(step, rows)
+        if ready:
+            self._append_ready(step, ready)
+        return deferred
+
+    def close_gaps(self, step: Step) -> None:
+        """Go on behind numbers of devices that have been missing for too long."""
+        ready = self.sequencer.close_gaps(step)
+        if ready:
+            self._append_ready(step, ready)
 
     def _append_ready(self, step: Step, ready: list[Row]) -> None:
         by_target: dict[Target, list[Row]] = {}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Set
 from itertools import islice
 from typing import NamedTuple
 
+from tiercel.core.logs.device_numbers import DeviceNumbers
 from tiercel.core.logs.site_outbox import InboundFrame
 from tiercel.core.machine.step import Step
 from tiercel.core.model.key_table import KeyTable
@@ -70,6 +71,7 @@ class Sequencer:
         self.awaiting_own_rows = KeyTable[None](table.count)  # owned here, older rows are in flight
         self.held = KeyTable[dict[str, dict[int, HeldRow]]](table.count)  # key -> origin -> n -> row
         self.held_rows = 0
+        self.devices = DeviceNumbers(inbox, table.count)
         self.waiting: list[HeldRow] = []  # their sender knows a newer epoch than this site
         # rows over the limit: only their numbers are here; their frames are sent again when they are next
         self.sent_back = KeyTable[dict[str, dict[int, list[InboundFrame]]]](table.count)
@@ -156,21 +158,66 @@ class Sequencer:
         """Rule R1: a row waits until the row before it, of the same key and origin, is appended."""
         return n > last + 1
 
+    def take_or_defer(self, step: Step, rows: list[Row]) -> tuple[list[Row], list[Row]]:
+        """Of rows of devices that enter here: those that are next, and those that come too early.
+
+        Rule R45: an early row is in the outbox before it is held, because its producer will not repeat it.
+        """
+        ready: list[Row] = []
+        deferred: list[Row] = []
+        for row in rows:
+            marks = self.marks.get(row[0])
+            if self.must_hold(marks.get(row[3], 0) if marks is not None else 0, row[4]):
+                deferred.append(row)
+            else:
+                self._sequence_here(step, row, (), ready)
+        return ready, deferred
+
+    def close_gaps(self, step: Step) -> list[Row]:
+        """Go on behind the numbers that have been missing for too long; returns the rows to append."""
+        ready: list[Row] = []
+        for key, origin in self.devices.overdue(step.now_ms):
+            held = self.held.get(key, {}).get(origin, {})
+            numbers = [*held, *self.sent_back.get(key, {}).get(origin, {})]
+            if not numbers:
+                self.devices.gap_closed(key, origin)
+                continue
+            n = min(numbers)
+            if key not in self.marks:
+                self.marks[key] = {}
+            marks = self.marks[key]
+            self.devices.gap_skipped(step, key, origin, marks.get(origin, 0) + 1, n)
+            marks[origin] = n - 1
+            if n in held:
+                first = held.pop(n)
+                self.held_rows -= 1
+                first.release()
+                self._sequence_here(step, first.row, (), ready)
+            else:
+                step.put(("mark", self._inbox, key), dict(marks))
+                self._want_next(key, origin, n - 1)
+        return ready
+
     def _sequence_here(
         self, step: Step, row: Row, frames: tuple[InboundFrame, ...], ready: list[Row]
     ) -> None:
         key, origin, n = row[0], row[3], abs(row[4])
         marks = self.marks.get(key)
         last = marks.get(origin, 0) if marks is not None else 0
+        numbered = origin in self.devices.gap_ms
         if n <= last:
+            if numbered:
+                self.devices.came_behind(step, row, last)
             return
         if n != last + 1 and row[4] > 0 and self.must_hold(last, n):
-            self._hold(row, frames)
+            self._hold(step, row, frames)
             return
         if marks is None:
             marks = self.marks[key] = {}
         ready.append(row)
         marks[origin] = n
+        if numbered:
+            self.devices.take(step, row)
         of_key = self.held.get(key)
         held_rows = of_key.get(origin) if of_key is not None else None
         while held_rows:
@@ -182,6 +229,10 @@ class Sequencer:
             ready.append(entry.row)
             marks[origin] = n
             entry.release()
+            if numbered:
+                self.devices.take(step, entry.row)
+        if numbered:
+            self._next_gap(step, key, origin)
         if of_key is not None and held_rows is not None and not held_rows:
             del of_key[origin]
             if not of_key:
@@ -190,8 +241,15 @@ class Sequencer:
         if self.sent_back:
             self._want_next(key, origin, marks[origin])
 
-    def _hold(self, row: Row, frames: tuple[InboundFrame, ...]) -> None:
+    def _next_gap(self, step: Step, key: Key, origin: str) -> None:
+        """A gap of a device has closed; behind it there may be another one."""
+        self.devices.gap_closed(key, origin)
+        if self.held.get(key, {}).get(origin) or self.sent_back.get(key, {}).get(origin):
+            self.devices.gap_opened(step, key, origin)
+
+    def _hold(self, step: Step, row: Row, frames: tuple[InboundFrame, ...]) -> None:
         key, origin, n = row[0], row[3], row[4]
+        self.devices.gap_opened(step, key, origin)
         of_key = self.held.get(key)
         if of_key is None:
             of_key = self.held[key] = {}

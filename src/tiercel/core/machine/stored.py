@@ -146,6 +146,7 @@ TABLES: Final[dict[str, Any]] = {
     "route": Route,
     "route_key": Route,
     "mark": dict[str, int],
+    "recent": dict[str, bytes],
     "count": int,
     "count_base": int,
     "reader": LogReader,

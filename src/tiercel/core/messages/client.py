@@ -44,6 +44,7 @@ class Produce(Message, frozen=True):
     rows: list[tuple[Key, int, Any]]  # the full type, so that decoding refuses malformed rows
     watermark_ms: int | None = None
     initial: bool = False  # initial state, before the first tuple
+    numbers: tuple[int, ...] = ()  # of a stream whose devices number their rows: the number of each row
 
 
 class ProduceMobile(Message, frozen=True):

@@ -48,6 +48,7 @@ class FlipToDestination(MoveNotice, frozen=True):
     update: RouteUpdate
     marks: dict[Key, dict[str, int]]
     prepare: Prepare
+    recent: dict[Key, dict[str, bytes]] = {}  # digests of the last rows that devices numbered
 
 
 class AbortedNotice(MoveNotice, frozen=True):

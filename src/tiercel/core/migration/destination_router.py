@@ -236,6 +236,7 @@ class IncomingMove:
         inbox.update_table(step, notice.update)
         self.own_part()
         if self.from_site != self.router.site:
+            inbox.sequencer.devices.install(step, notice.recent)
             inbox.sequencer.install_marks(step, notice.marks, self.keys, self.member)
         self.log_carried_watermark(step, notice.watermark_ms)
         p = self.prepare

@@ -490,6 +490,7 @@ class OutgoingMove:
         floor_ms = 0 if local else self.clock_floor_ms(entry)
         update = inbox.table.moved(self.keys, self.source, self.request.destination, floor_ms)
         marks = {} if local else inbox.sequencer.give_marks(step, self.keys, self.takes_along)
+        recent = {} if local else inbox.sequencer.devices.give(step, self.keys, self.takes_along)
         held = [] if local else inbox.sequencer.drop_held(self.keys, self.takes_along)
         inbox.clear_moving(self.move)
         self.record.flip_offset = entry.offset
@@ -497,7 +498,14 @@ class OutgoingMove:
         self.flipped_at = step.now_ms
         self.become(step, SourceRouterPhase.FLIPPED)
         notice = m.FlipToDestination(
-            self.move, entry.offset, entry.time_ms, inbox.watermark_ms, update, marks, self.prepare_message()
+            self.move,
+            entry.offset,
+            entry.time_ms,
+            inbox.watermark_ms,
+            update,
+            marks,
+            self.prepare_message(),
+            recent,
         )
         if not local:
             inbox.update_table(step, update)

@@ -8,8 +8,8 @@ A row is a plain tuple, because a process handles millions of them:
     (key, event_time_ms, payload)                       as a producer sends it
     (key, event_time_ms, payload, origin, n, epoch)     between sites ("stamped")
 
-`origin` and `n` number the rows of one key gap-free per origin (the storage of a site, or an incarnation
-of a mobile source). With them the
+`origin` and `n` number the rows of one key gap-free per origin (the storage of a site, an incarnation of a
+mobile source, or a stream whose devices number their rows). With them the
 key's sequencer drops repeated rows and holds early ones, whatever path they took. `epoch` is the epoch of
 the sender's routing entry. Only the two ends decode a payload, so they encode it once (spark/rows).
 
@@ -56,6 +56,11 @@ class OutputFence(msgspec.Struct, frozen=True, array_like=True):
         site, _, storage = self.origin.rpartition("@")
         other, _, later = origin.rpartition("@")
         return site == other and int(later) > int(storage)
+
+
+def device_origin(stream: str) -> str:
+    """The origin of rows that devices number: whoever brings them, a key of a stream has one sequence."""
+    return f"~{stream}"
 
 
 class Tick(msgspec.Struct, frozen=True, tag=True):

@@ -27,10 +27,18 @@ class Stream(msgspec.Struct, frozen=True):
     # Its log holds rows that feeds refused, not outputs of an operator. Stored under the name it always had.
     holds_dead_letters: bool = msgspec.field(default=False, name="letters")
     outputs_at: str = "home"  # where its log is: at its home, at each site that makes its rows, or both
+    gap_ms: int | None = None  # devices number its rows, and a gap closes after this; None: they do not
+    first_number: int = 1  # of each device
+    dead_letters: str = ""  # stream for numbers that are missing or went backwards
 
     def own_log_at(self, site: str) -> str:
         """The name of the log of what this site makes; empty: there is no such log."""
         return "" if not self.logged or self.outputs_at == "home" else f"{self.name}@{site}"
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether devices number the rows, so that any producer at any site may bring them."""
+        return self.gap_ms is not None
 
 
 class Operator(msgspec.Struct, frozen=True):
@@ -91,6 +99,8 @@ class Topology(msgspec.Struct, frozen=True):
             if stream.outputs_at not in OUTPUTS_AT:
                 what = f"stream {stream.name}: outputs_at {stream.outputs_at!r}"
                 raise InvalidRequest(what, f"expected one of: {', '.join(OUTPUTS_AT)}")
+            if stream.gap_ms is not None and stream.gap_ms <= 0:
+                raise InvalidRequest(f"stream {stream.name}: gap {stream.gap_ms} ms", "expected more than 0")
         return self
 
     def broadcast_to(self, stream: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from tiercel.core import messages as m
 from tiercel.core.logs.site_outbox import FrameId, InboundFrame
 from tiercel.core.machine.step import Step
 from tiercel.core.model.log import Output, Row, mobile_origin
+from tiercel.core.router.device_rows import DeviceRows
 from tiercel.core.router.forwarding import Forwarding
 from tiercel.core.router.outputs import FanOut
 from tiercel.core.router.state import RouterState
@@ -25,15 +26,18 @@ class Intake:
         watermarks: Watermarks,
         forwarding: Forwarding,
         fan_out: FanOut,
+        devices: DeviceRows,
     ) -> None:
         self.state = state
         self._watermarks = watermarks
         self._forwarding = forwarding
         self._fan_out = fan_out
+        self._devices = devices
 
     def on_produce(self, step: Step, sender: str, message: m.Produce) -> None:
+        facts = self.state.topology.streams.get(message.stream)
+        self._devices.check(facts, message)
         if self.state.producers.accept(step, message.producer, message.seq):
-            facts = self.state.topology.streams.get(message.stream)
             source = message.producer
             mark = message.watermark_ms  # of a batch in several frames, which share one watermark
             tuples = message.rows and not message.initial
@@ -52,7 +56,10 @@ class Intake:
 
     def take_produced(self, step: Step, message: m.Produce, source: str, mark: int | None) -> None:
         """Rule R19: the watermark before a frame decides which of its rows are late, not the frame's own."""
-        if message.rows:
+        facts = self.state.topology.streams.get(message.stream)
+        if facts is not None and facts.is_numbered:
+            self._devices.route_rows(step, facts, message.rows, message.numbers)
+        elif message.rows:
             self._fan_out.route_rows(step, message.stream, message.rows, initial=message.initial)
         if mark is not None:
             self._watermarks.promise_source(step, message.stream, source, mark)

@@ -45,6 +45,7 @@ from tiercel.core.migration.source_router import OutgoingMove
 from tiercel.core.model.log import OutputFence, StreamEntry
 from tiercel.core.model.topology import Topology, operator_of
 from tiercel.core.router.batch_intake import BatchIntake
+from tiercel.core.router.device_rows import DeviceRows
 from tiercel.core.router.forwarding import Forwarding
 from tiercel.core.router.intake import Intake
 from tiercel.core.router.load_sample import InboxLoad, ReaderLoad
@@ -93,7 +94,8 @@ class Router:
         self.watermarks = Watermarks(state)
         self.forwarding = Forwarding(state, self.watermarks, self)
         fan_out = FanOut(state, self.watermarks, self.forwarding)
-        self.intake = Intake(state, self.watermarks, self.forwarding, fan_out)
+        self.devices = DeviceRows(state, self.forwarding, fan_out)
+        self.intake = Intake(state, self.watermarks, self.forwarding, fan_out, self.devices)
         self.outputs = OutputAdmission(state, fan_out, self.intake, self.moves)
         self.sessions = Sessions(state, self.moves)
         self.batches = BatchIntake(state, self.watermarks, fan_out, self.moves)
@@ -340,6 +342,8 @@ class Router:
                     cursor.flush(step)
         if self.batches.active:
             self.batches.progressed(step)
+        if self.devices.active:
+            self.devices.keep_time(step)
         if not self._retrying and self.moves.count:
             self._retrying = True
             step.timer(Timer(TimerKind.RETRY), step.now_ms + self.settings.retry_ms)
@@ -381,6 +385,8 @@ class Router:
                 self.outputs.on_tick(step, name)
             case Timer(kind=TimerKind.TRIM, of=name):
                 self.inboxes[name].trim(step)
+            case Timer(kind=TimerKind.GAP, of=name):
+                self.devices.on_timer(step, name)
             case Timer(kind=TimerKind.IDLE, of=name):
                 self.watermarks.on_idle_timer(step, name)
             case _:

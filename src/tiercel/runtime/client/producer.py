@@ -8,7 +8,7 @@ Not responsible for: the content of rows (spark/rows), repetition after a reconn
     send --> gathered frames --(few are in flight)--> router --> acknowledged
                  ^ full: send waits
 
-A row is the core's: (key: bytes, event time in ms, payload).
+A row is the core's: (key: bytes, event time in ms, payload), and its number if devices number the rows.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class Producer(Client):
         manifest = deployment.manifest()
         site = site_for(manifest, stream, site)
         facts = manifest.streams[stream]
-        self._joins = joins and not facts.event_time  # the log needs the time of each row
+        # the log needs the time, or the number, of each row
+        self._joins = joins and not facts.event_time and not facts.sequence
+        self._numbered = facts.sequence != ""
         self._pack = pack
         check_name(manifest, name)
         self._stream = stream
@@ -142,7 +144,8 @@ class Producer(Client):
         sequence. With `timeout_s`, waiting longer for room is an error.
         """
         self.connect()
-        frame = Frame(checked_rows(rows), 0, watermark_ms, initial=initial, is_sealed=True, stream=stream)
+        checked = checked_rows(rows, numbered=self._numbered and stream in ("", self._stream))
+        frame = Frame(checked, 0, watermark_ms, initial=initial, is_sealed=True, stream=stream)
         if not self._waiters.until(lambda: self._offer_frame(seq, frame), timeout_s):
             raise self._not_acknowledged(self._submitted, timeout_s or 0.0)
 
@@ -150,7 +153,8 @@ class Producer(Client):
         self, seq: int, rows: Sequence[Row], *, watermark_ms: int | None = None, initial: bool = False
     ) -> None:
         await self.connect_async()
-        frame = Frame(checked_rows(rows), 0, watermark_ms, initial=initial, is_sealed=True)
+        checked = checked_rows(rows, numbered=self._numbered)
+        frame = Frame(checked, 0, watermark_ms, initial=initial, is_sealed=True)
         await self._waiters.until_async(lambda: self._offer_frame(seq, frame), None)
 
     def flush(self, timeout_s: float = FLUSH_S_MAX) -> None:
@@ -173,7 +177,7 @@ class Producer(Client):
                 self._end()
 
     def _split(self, rows: Sequence[Any]) -> list[tuple[list[Any], int]]:
-        copied = list(rows) if self._pack is not None else checked_rows(rows)
+        copied = list(rows) if self._pack is not None else checked_rows(rows, numbered=self._numbered)
         return split_rows(copied, FRAME_ROWS_MAX, FRAME_BYTES)
 
     # -- attempts, in the caller's thread with the lock held -----------------------------------
@@ -277,5 +281,11 @@ class Producer(Client):
             elif self._joins and not frame.initial:
                 rows = join(rows)
             stream = frame.stream or self._stream
-            effects += machine.submit(stream, rows, frame.watermark_ms, initial=frame.initial)
+            numbers: list[int] = []
+            if self._numbered and stream == self._stream:
+                numbers = [row[3] for row in rows]
+                rows = [row[:3] for row in rows]
+            effects += machine.submit(
+                stream, rows, frame.watermark_ms, initial=frame.initial, numbers=numbers
+            )
         return effects

@@ -22,6 +22,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -39,7 +40,7 @@ PLANS_KEPT = 100  # Spark repeats at most this many batches by default
 NO_PROGRESS_S = 600.0  # without any acknowledgement, before publishing fails
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[tuple[bytes, int, object]]).decode
+_decode = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
 
 
 class StagedFile(msgspec.Struct, frozen=True):

@@ -38,14 +38,16 @@ def split_rows(copied: list[Any], rows_max: int, bytes_max: int) -> list[tuple[l
     return [(copied[n : n + step], step * row_bytes) for n in range(0, len(copied), step)]
 
 
-def checked_rows(rows: Sequence[Row]) -> list[Row]:
-    """A copy of the rows; an error if the first is not a row."""
+def checked_rows(rows: Sequence[Row], *, numbered: bool = False) -> list[Row]:
+    """A copy of the rows; an error if the first is not a row. Where devices number rows, with its number."""
     copied = list(rows)
     if copied:
         first: Any = copied[0]
-        if not (isinstance(first, tuple | list) and len(first) == 3 and isinstance(first[0], bytes)):
+        length = 4 if numbered else 3
+        if not (isinstance(first, tuple | list) and len(first) == length and isinstance(first[0], bytes)):
             what = f"{first!r} is no row"
-            raise UserError(what, expected="(key: bytes, event time in ms: int, payload)")
+            number = ", number: int" if numbered else ""
+            raise UserError(what, expected=f"(key: bytes, event time in ms: int, payload{number})")
     return copied
 
 

@@ -18,6 +18,7 @@ Not responsible for: collecting the facts (recorder.py), the reference (referenc
     event-time            watermarks reach what the scripts promise, and go no further; timers fire in time
     in-step               source and destination never differ where both have processed a key
     watermark             no row comes behind a watermark that its source had not yet reached; none goes back
+    numbers               what a device's numbers skip, repeat or take back is named, and nothing else
     late-rows             a row is left out only if it is behind the watermark of its site or of a log
 """
 
@@ -35,6 +36,7 @@ from tiercel.core.instance.instance import Instance
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Output, Watermark
 from tiercel.core.model.topology import Operator
+from tiercel.sim.check.device_numbers import NumberedRows
 from tiercel.sim.check.model import KeyModel, Made, decoded
 from tiercel.sim.check.outcomes import not_moved, unexplained, wrong_processes
 from tiercel.sim.check.published import published, views
@@ -42,6 +44,7 @@ from tiercel.sim.check.recorder import identity
 from tiercel.sim.check.reference import KeyHistory, Reference
 from tiercel.sim.engine.state_reader import read_versions
 from tiercel.sim.scenario.deployment import Deployment
+from tiercel.sim.scenario.devices import STREAM
 from tiercel.sim.scenario.scenario import Journey, Traffic
 from tiercel.sim.workload import plain
 
@@ -69,19 +72,25 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
     sources: dict[Any, tuple[Any, int]] = {}
     first_inputs = next(iter(deployment.topology.operators.values())).inputs
     scripts: list[Traffic | Journey] = [*deployment.scenario.traffic, *deployment.scenario.journeys]
+    numbered = NumberedRows(deployment)
     for script in scripts:
         for frame in script.frames:
             for key, _, payload in frame:
                 item = (key, _as_taken(first_inputs, script, payload))
-                expected[item] += 1
-                sources[item] = (script.name, payload[1])
+                if item in numbered.numbers:  # whoever brings it, it is one row of its device
+                    expected[item] = 1
+                    sources[item] = ((key, "device"), numbered.numbers[item])
+                else:
+                    expected[item] += 1
+                    sources[item] = (script.name, payload[1])
     for operator in deployment.topology.operators.values():
         scenario = deployment.scenario
         code = (scenario.kinds[operator.name], scenario.coarser[operator.name])
         reference = Reference(operator, *code, deployment.recorder, scenario.encoded)
         histories = reference.run()
         found += [Violation("a-move-ends", text) for text in reference.missing]
-        left_out = deployment.recorder.late.get(operator.name, set())
+        left_out = deployment.recorder.late.get(operator.name, set()) | numbered.refused
+        found += [Violation("numbers", text) for text in numbered.check(histories)]
         found += _inputs(operator, histories, reference, expected, sources, left_out)
         found += _outputs(deployment, operator.output, histories, "outputs")
         found += _outputs(deployment, operator.dead_letters, histories, "dead_letters")
@@ -89,7 +98,7 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
         found += _modelled(deployment, operator, histories)
         found += _owners(deployment, operator, histories)
         found += _behind_watermark(deployment, operator, histories)
-        expected, sources = Counter(), {}
+        expected, sources, numbered = Counter(), {}, NumberedRows()
         for history in histories.values():
             for n, (key, _, payload) in enumerate(
                 one for output in history.outputs for one in plain(output.row)
@@ -105,6 +114,7 @@ def _behind_watermark(
     """Rows that came behind the watermark, where none may."""
     scenario, topology = deployment.scenario, deployment.topology
     late = [text for history in histories.values() for text in history.late]
+    late = [text for text in late if "('dev" not in text]  # a stream without event time
     if topology.late_inputs(operator.name):
         pass  # these rows are dropped, from any sender
     elif any(topology.streams[stream].delay_ms is not None for stream in operator.inputs):
@@ -112,7 +122,7 @@ def _behind_watermark(
     elif "input" in operator.inputs:
         fixed = [f"'{script.name}'" for script in scenario.traffic]  # mobile sources give no watermark
         late = [text for text in late if any(name in text for name in fixed)]
-    elif scenario.journeys or "sessions" in scenario.kinds.values():
+    elif scenario.journeys or STREAM in topology.streams or "sessions" in scenario.kinds.values():
         late = []  # rows of theirs, or event times that are clock times
     return [Violation("watermark", f"{operator.name}: {text} came behind the watermark") for text in late[:3]]
 

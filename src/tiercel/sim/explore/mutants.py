@@ -56,6 +56,7 @@ NEWS = {"features": ("late-news",), "feature_share": 1.0, "scales": True}
 LIMITS = {"features": ("small-limits", "slow-consumers"), "feature_share": 1.0}
 OUTPUTS = {"features": ("short-output-logs",), "feature_share": 1.0}
 WRONG_CLOCKS = {"features": ("wrong-clocks",), "feature_share": 1.0, "sites_min": 2}
+DEVICES = {"features": ("gateways",), "feature_share": 1.0, "sites_min": 2}
 STATEFUL = {"kinds": ("sessions", "windows", "listing", "forgetful"), "faults": ()}
 TIMED = {"kinds": ("windows",), "sites_min": 2, "timed": 0.0}
 FENCED = {"chain": (1,), "sites_min": 3, "sites_max": 6}
@@ -226,6 +227,17 @@ MUTANTS: dict[str, Mutant] = {
     "clock-floor-ignored": Mutant(
         "R17", "behind the move the clock of a key runs backwards", {**WRONG_CLOCKS, "kinds": ("sessions",)}
     ),
+    # numbers of devices
+    "device-numbers-ignored": Mutant("R45", "each gateway's rows are numbered by its site", DEVICES),
+    "early-device-rows-in-memory": Mutant(
+        "R45", "only memory has the rows of a device that come too early", DEVICES
+    ),
+    "device-repeats-refused": Mutant("R45", "a row that two gateways bring is a dead letter", DEVICES),
+    "reused-numbers-dropped": Mutant("R45", "another row under a used number vanishes", DEVICES),
+    "gaps-never-close": Mutant("R45", "a row that no gateway brings stops its key", DEVICES),
+    "gaps-close-in-silence": Mutant("R45", "nobody learns which rows of a device are missing", DEVICES),
+    "recent-rows-not-moved": Mutant("R45", "behind a move repeated rows are not known again", DEVICES),
+    "recent-rows-forgotten": Mutant("R45", "a restarted router does not know repeated rows again", DEVICES),
     # state of user code: the model notices
     "time-to-live-ignored": Mutant("P1", "state lives longer than its time", STATEFUL),
     "values-not-cleared": Mutant("P1", "state that was cleared is still there", STATEFUL),

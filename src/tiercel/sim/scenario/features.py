@@ -4,7 +4,7 @@ Responsible for: streams that make their own watermark, with late rows and silen
     several events at once, and die within; instances that cannot keep all their keys in memory, or that
     die and have several successors; row batches; keys that move back and forth; user code that takes time.
 Not responsible for: sites, operators, moves, the other faults (scenario.py); what the named features draw
-    (overload.py, outages.py).
+    (overload.py, outages.py, devices.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from tiercel.core.model.topology import Stream
-from tiercel.sim.scenario import outages, overload
+from tiercel.sim.scenario import devices, outages, overload
 from tiercel.sim.scenario.scenario import Action, Options, Scenario, Traffic
 
 replace = msgspec.structs.replace
@@ -49,6 +49,7 @@ FEATURES: dict[str, Feature] = {
     "dead-in-moves": Feature(outages.dead_in_moves, 0.1, by_default=False),
     "wrong-clocks": Feature(outages.wrong_clocks, 0.1),
     "zombie-routers": Feature(outages.zombie_routers, 0.1),
+    "gateways": Feature(devices.gateways, 0.15),
     "calm": Feature(outages.calm, 0.15),
 }
 DRAWN_FEATURES = tuple(name for name, feature in FEATURES.items() if feature.by_default)

@@ -55,6 +55,7 @@ class Traffic(msgspec.Struct, frozen=True):
     delay_ms: int = 0  # of the stream
     batch: int = 0  # so many frames share a watermark, as those of a DataFrame's batch do
     pause: tuple[int, float] = (0, 0.0)  # (frame, ms): the producer pauses before this frame
+    numbers: list[tuple[int, ...]] = []  # of each frame's rows, where devices number them
 
     @property
     def end_ms(self) -> float:

@@ -52,8 +52,9 @@ class ScriptedProducer:
             batch = script.frames[n + 1 - script.batch : n + 1] if (n + 1) % script.batch == 0 else []
             newest = max((row[1] for rows in batch for row in rows), default=None)
             watermark = ABSENT_WATERMARK if newest is None else newest - script.delay_ms
-        rows: list[Row] = encoded(frame) if self._encodes else list(frame)
-        return self.producer.submit(script.stream, rows, watermark)
+        rows: list[Row] = encoded(frame, joins=not script.numbers) if self._encodes else list(frame)
+        numbers = script.numbers[n] if script.numbers else ()
+        return self.producer.submit(script.stream, rows, watermark, numbers=numbers)
 
     @property
     def finished(self) -> bool:

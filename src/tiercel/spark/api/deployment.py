@@ -48,6 +48,7 @@ from tiercel.spark.api.graph import (
     check_choice,
     codec_of,
     parse_delay,
+    parse_gap,
 )
 from tiercel.spark.api.initial_state import give_initial_state, is_given
 from tiercel.spark.api.moves import MoveHandle, ScaleHandle
@@ -244,8 +245,16 @@ class Live:
         event_time: str = "",
         delay: str | float | timedelta = 0,
         idle: str | float | timedelta | None = None,
+        sequence: str = "",
+        gap: str | float | timedelta | None = None,
+        first_number: int = 1,
     ) -> LiveStream:
         """Declare a stream that producers and DataFrames write. Rows of one key stay in order.
+
+        With `sequence`, devices number the rows of their key in this column, from `first_number` on without
+        gaps, and any producer or feed at any site may bring them: they are processed in this order, each
+        once. Rows that are missing for longer than `gap` (5 seconds), and rows under a number that another
+        row has, are `dead_letters`.
 
         With `event_time`, a site's watermark is the newest event time it has seen, less `delay`. The
         watermark of the stream waits for every site that has seen rows; with `idle`, no longer than that
@@ -256,7 +265,8 @@ class Live:
             hint = "rows of one key stay in order, and state is kept by key: name a column of the schema"
             what = f"stream {name!r} has no key: {key!r}"
             raise UserError(what, expected="key='column' or several", hint=hint)
-        columns = codec_of(f"stream {name!r}", schema, key, event_time)
+        columns = codec_of(f"stream {name!r}", schema, key, event_time, sequence)
+        gap_ms = parse_gap(name, sequence, gap, first_number)
         delay_ms = parse_delay(delay) if event_time else None
         idle_ms = None if idle is None else parse_delay(idle, "idle")
         if idle_ms == 0 or (idle_ms is not None and not event_time):
@@ -265,7 +275,12 @@ class Live:
                 expected="a time above 0, of a stream with event_time=...",
                 hint="without idle= the watermark waits for every site that has seen rows",
             )
-        declared = StreamDeclaration(name, columns, self.graph.root, delay_ms, idle_ms=idle_ms)
+        declared = StreamDeclaration(
+            *(name, columns, self.graph.root, delay_ms),
+            idle_ms=idle_ms,
+            gap_ms=gap_ms,
+            first_number=first_number,
+        )
         self.graph.add_input(declared)
         return LiveStream(self, [(name, InputPlan(columns))], columns)
 

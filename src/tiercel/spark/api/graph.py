@@ -31,6 +31,7 @@ from tiercel.spark.state.declared_state import DeclaredState
 from tiercel.spark.state.external_state import PackedState
 from tiercel.spark.state.schema_evolution import StatePlan, next_facts
 
+GAP = "5 seconds"  # numbers of a device may be missing for so long
 WATERMARK = "spark.watermarkDelayMs"  # in the metadata of a column
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
@@ -50,6 +51,8 @@ class StreamDeclaration:
     images: bool = False
     dead_letters_of: str = ""
     outputs_at: str = "home"
+    gap_ms: int | None = None
+    first_number: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +176,17 @@ class Graph:
     def topology(self) -> Topology:
         streams = {
             d.name: Stream(
-                *(d.name, d.home, d.logged, {}, d.delay_ms, d.idle_ms, bool(d.dead_letters_of), d.outputs_at)
+                d.name,
+                d.home,
+                d.logged,
+                {},
+                d.delay_ms,
+                d.idle_ms,
+                bool(d.dead_letters_of),
+                d.outputs_at,
+                d.gap_ms,
+                d.first_number,
+                dead_letter_stream(d.name) if d.codec.sequence else "",
             )
             for d in self.streams.values()
         }
@@ -199,6 +212,7 @@ class Graph:
                 d.written_by,
                 d.images,
                 d.dead_letters_of,
+                d.codec.sequence,
             )
             for d in self.streams.values()
         }
@@ -222,8 +236,9 @@ class Graph:
                 refuse(f"it has the stream {name!r}, which is not declared")
             now = made.streams[name]
             alike = _without_delay(now.schema) == _without_delay(facts.schema)
-            if not alike or (now.key, now.event_time) != (facts.key, facts.event_time):
-                refuse(f"its stream {name!r} has another schema, key or event time")
+            named = (facts.key, facts.event_time, facts.sequence)
+            if not alike or (now.key, now.event_time, now.sequence) != named:
+                refuse(f"its stream {name!r} has another schema, key, event time or sequence")
             # the site of its log, and the default site of producers, do not change
             facts_by_stream[name] = msgspec.structs.replace(now, sites=facts.sites)
             if name in found.topology.streams:
@@ -250,11 +265,13 @@ class Graph:
 # -- small parsers of what users write --------------------------------------------------------
 
 
-def codec_of(what: str, schema: Schema, key: Sequence[str], event_time: str = "") -> RowCodec:
+def codec_of(
+    what: str, schema: Schema, key: Sequence[str], event_time: str = "", sequence: str = ""
+) -> RowCodec:
     """The codec of a stream, or an error that names the stream if its columns are wrong."""
     parsed = parse_schema(schema, f"schema of {what}")
     try:
-        return RowCodec(parsed, key, event_time)
+        return RowCodec(parsed, key, event_time, sequence=sequence)
     except UserError as error:
         hint = error.hint or f"change the schema or what names its columns: {parsed.simpleString()}"
         raise UserError(f"{what}: {error.what}", expected=error.expected, hint=hint) from error
@@ -292,6 +309,23 @@ def parse_delay(delay: str | float | timedelta, what: str = "delay") -> int:
         if found and found[2] in _UNITS_MS:
             return int(float(found[1]) * _UNITS_MS[found[2]])
     raise UserError(f"{what} {given!r}", expected='something like "10 seconds", a timedelta, or seconds')
+
+
+def parse_gap(
+    stream: str, sequence: str, gap: str | float | timedelta | None, first_number: object
+) -> int | None:
+    """How long numbers of a device may be missing, in ms; None: devices do not number their rows."""
+    if type(first_number) is not int:
+        raise UserError(f"stream {stream!r}: first_number {first_number!r}", expected="a whole number")
+    if not sequence:
+        if gap is not None:
+            what = f"stream {stream!r}: gap = {gap!r} without sequence="
+            raise UserError(what, expected="sequence='column', in which devices number their rows")
+        return None
+    gap_ms = parse_delay(GAP if gap is None else gap, "gap")
+    if gap_ms == 0:
+        raise UserError(f"stream {stream!r}: gap = {gap!r}", expected="a time above 0")
+    return gap_ms
 
 
 def _without_delay(schema: str) -> object:

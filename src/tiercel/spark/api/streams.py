@@ -146,6 +146,11 @@ class LiveStream(OperatorMethods):
         A column whose name is taken gets the suffix.
         """
         stream, (name, plan) = control._input_stream("broadcast"), self._inputs[0]
+        if control.codec.sequence:
+            raise UserError(
+                f"broadcast of {stream!r}, whose rows devices number",
+                expected="a stream without sequence=: every row of a broadcast stream counts at once",
+            )
         if not self._is_declared or name == stream:
             raise UserError(
                 f"broadcast of {stream!r} to {self.name!r}",

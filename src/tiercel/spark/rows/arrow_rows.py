@@ -41,7 +41,7 @@ class ArrowRows:
         self._codec = codec
         self._columns = [_column(field.dataType) for field in codec.schema.fields]
         self._nullable = [field.nullable for field in codec.schema.fields]
-        self._by_column = all(self._columns) and not codec.event_time
+        self._by_column = all(self._columns) and not codec.event_time and not codec.sequence
 
     def rows(
         self, batch: pyarrow.RecordBatch

@@ -7,7 +7,7 @@ Not responsible for: what the functions are used for (row_codec.py), single type
 No `def` of these functions exists in any file. `row_functions` builds their source; a `RowCodec` has them as
 attributes:
 
-    pack(row)      -> (key, event time in ms, payload) of one row
+    pack(row)      -> (key, event time in ms, payload) of one row, and its number if devices number rows
     take(rows)     -> internal forms of rows as users write them: dicts, Rows, tuples
     gather(rows)   -> of internal forms: rows of the core, those of one key joined to row batches
     payload(row)   -> the internal form of values in the order of the columns
@@ -53,11 +53,11 @@ class RowFunctions(NamedTuple):
 
 
 def row_functions(
-    schema: t.StructType, key: Sequence[str], event_time: str, scope: Mapping[str, Any]
+    schema: t.StructType, key: Sequence[str], event_time: str, scope: Mapping[str, Any], sequence: str = ""
 ) -> RowFunctions:
     """The functions for these columns.
 
-    `scope` has what they call: c0, c1, ..., encode, encode_rows, in_order, positional and no_time.
+    `scope` has what they call: c0, c1, ..., encode, encode_rows, in_order, positional, no_time and no_number.
     """
     fields = schema.fields
     at = {name: n for n, name in enumerate(schema.names)}
@@ -69,8 +69,10 @@ def row_functions(
     encoded_key = f"encode(({''.join(part + ', ' for part in keys)}))"
     time = f"v{at[event_time]}" if event_time else ""
     check_time = [f"if {time} is None or {time} < 0: no_time({time})"] if time else []
+    number = f"v{at[sequence]}" if sequence else ""
+    check_time += [f"if {number} is None: no_number({number})"] if number else []
     ms = f"{time} // {US_PER_MS}" if time else "0"
-    packed = f"({encoded_key}, {ms}, encode(({row})))"
+    packed = f"({encoded_key}, {ms}, encode(({row})){', ' + number if number else ''})"
     in_order = [f"try: {row} = row", f"except ValueError: {row} = in_order(row)"]
     by_name = [*_by_name(row, schema.names), *checks, *check_time]
     source = [
@@ -85,7 +87,7 @@ def row_functions(
         *_function("time", "row", [f"{row} = row", *check_time, f"return {ms}"]),
         *_function("pack", "row", [*by_name, f"return {packed}"]),
         *_function("take", "rows", _take(row, by_name)),
-        *_function("gather", "rows", _gather(row, keys, packed if time else "")),
+        *_function("gather", "rows", _gather(row, keys, packed if time or number else "")),
     ]
     made = {**scope, "same_zero": same_zero, "defaultdict": defaultdict}
     exec(compile_source("\n".join(source)), made)
@@ -163,7 +165,7 @@ def _take(row: str, by_name: list[str]) -> list[str]:
 
 
 def _gather(row: str, key: list[str], packed: str) -> list[str]:
-    """Joins rows of one key. With `packed`, each row stays alone, because the log reads its event time."""
+    """Joins rows of one key. With `packed` each row stays alone: the log reads its event time or number."""
     if packed:
         return [f"return [{packed} for {row} in rows]"]
     alone = len(key) == 1  # then no tuple is made for each row

@@ -40,7 +40,7 @@ class WholeColumns:
             shown = ", ".join(f"{name} {len(column)}" for name, column in zip(names, values, strict=True))
             raise BadRow(f"columns of different lengths: {shown}", expected="one value for each row")
         rows = zip(*values, strict=True)
-        if self._codec.event_time:  # each event time is checked
+        if self._codec.event_time or self._codec.sequence:  # each event time and number is checked
             return self._codec.take(rows)
         for column, of_it, kind, check in zip(codec, values, self._kinds, self._checks, strict=True):
             if not _fits(getattr(column, "dtype", None), kind) and not check(of_it):

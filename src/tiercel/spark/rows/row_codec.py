@@ -111,12 +111,17 @@ class RowCodec:
         *,
         view: View = View.ROW,
         within: str = "",
+        sequence: str = "",
     ) -> None:
-        """`view` says who sees the values; `within` is the owner of the columns, for error messages."""
+        """`view` says who sees the values; `within` is the owner of the columns, for error messages.
+
+        `sequence` is the column in which a device numbers its rows. Packed rows then have the number, too.
+        """
         self.schema = as_struct(schema)
         self.names: list[str] = list(self.schema.names)
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.event_time = event_time
+        self.sequence = sequence
         self.view = view
         self.plain = all(
             to_python(f.dataType, view) is None for f in self.schema.fields
@@ -129,14 +134,14 @@ class RowCodec:
     @classmethod
     def of(cls, facts: StreamFacts) -> RowCodec:
         schema = t.StructType.fromJson(msgspec.json.decode(facts.schema))
-        return cls(schema, facts.key, facts.event_time)
+        return cls(schema, facts.key, facts.event_time, sequence=facts.sequence)
 
     def key_alone(self) -> RowCodec:
         """The key columns by themselves, in the order of the key."""
         return RowCodec(t.StructType([self.schema[name] for name in self.key]), self.key, view=self.view)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.schema, self.key, self.event_time, self.view, self.within)
+        return _rebuild, (self.schema, self.key, self.event_time, self.view, self.within, self.sequence)
 
     def __repr__(self) -> str:
         return f"RowCodec({self.schema.simpleString()}, key={self.key}, event_time={self.event_time!r})"
@@ -150,6 +155,7 @@ class RowCodec:
     def _check_key_and_time(self) -> None:
         named = [(name, "key") for name in self.key]
         named += [(self.event_time, "event time")] if self.event_time else []
+        named += [(self.sequence, "sequence")] if self.sequence else []
         for name, role in named:
             if name not in self.names:
                 what = f"{role} column {name!r} is not in the schema"
@@ -166,6 +172,12 @@ class RowCodec:
             if not isinstance(kind, t.TimestampType | t.TimestampNTZType):
                 what = f"event time column {self.event_time!r}: {kind.simpleString()}"
                 raise UserError(what, expected="timestamp or timestamp_ntz")
+
+        if self.sequence:
+            kind = self.schema[self.sequence].dataType
+            if not isinstance(kind, t.IntegralType):
+                what = f"sequence column {self.sequence!r}: {kind.simpleString()}"
+                raise UserError(what, expected="long, or another whole number")
 
     # -- one row -----------------------------------------------------------------------------
 
@@ -223,8 +235,8 @@ class RowCodec:
             for n, f in enumerate(fields)
         }
         scope |= {"encode": _encode, "encode_rows": encode_rows, "in_order": self.in_order}
-        scope |= {"positional": self._positional, "no_time": self._no_time}
-        made = row_functions(self.schema, self.key, self.event_time, scope)
+        scope |= {"positional": self._positional, "no_time": self._no_time, "no_number": self._no_number}
+        made = row_functions(self.schema, self.key, self.event_time, scope, self.sequence)
         self.pack, self.take, self.gather = made.pack, made.take, made.gather
         self.payload, self.checked, self.encoded = made.payload, made.checked, made.encoded
         self.key_of_payload, self.time_of_payload = made.key, made.time
@@ -245,15 +257,20 @@ class RowCodec:
         shown = None if value is None else self._values_of_time(value)
         raise misfit(self.event_time, shown, "an event time from 1970 on: it orders the rows")
 
+    def _no_number(self, value: None) -> None:
+        raise misfit(self.sequence, value, "the number that its device has given the row")
+
     def _values_of_time(self, value: int) -> Any:
         convert = to_python(self.schema[self.event_time].dataType)
         assert convert is not None
         return convert(value)
 
 
-def _rebuild(schema: t.StructType, key: Any, event_time: str, view: View, within: str) -> RowCodec:
+def _rebuild(
+    schema: t.StructType, key: Any, event_time: str, view: View, within: str, sequence: str
+) -> RowCodec:
     """Unpickles a codec; its functions are generated again."""
-    return RowCodec(schema, key, event_time, view=view, within=within)
+    return RowCodec(schema, key, event_time, view=view, within=within, sequence=sequence)
 
 
 def _holds_map(kind: t.DataType) -> bool:
