@@ -11,7 +11,7 @@ zeros: it has just started, or is silent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tiercel.control.mobility import Sighting
 from tiercel.control.view import EntryLoad, HotKey, InstanceView, LinkView, OperatorView, SiteView, View
@@ -27,8 +27,8 @@ SENT_ON_MAX = 128  # keys in a view, for each operator and site; others follow w
 class LoadReader:
     """Makes views of one deployment."""
 
-    def __init__(self, board: GaugeBoard, topology: Topology) -> None:
-        self._board, self._topology = board, topology
+    def __init__(self, board: GaugeBoard, topology: Topology, sites_here: Collection[str]) -> None:
+        self._board, self._topology, self._here = board, topology, sites_here
 
     def sightings(self, operator: str) -> list[Sighting]:
         """Keys of an operator whose rows went on to an owner at another site, each line once."""
@@ -70,7 +70,8 @@ class LoadReader:
         sites = {}
         for site, parent in self._topology.sites.items():
             line, report = lines.get(site), elsewhere.get(site)
-            free = free_slots if report is None else report.free_slots
+            free = free_slots if site in self._here else 0  # its driver is silent: nothing starts there
+            free = free if report is None else report.free_slots
             executor = "" if line is None else line.executor or ""
             sites[site] = SiteView(site, parent, _cores(line), free, _links(line), executor)
         lost = {name: why for report in elsewhere.values() for name, why in report.failed.items()}

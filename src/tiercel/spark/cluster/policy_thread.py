@@ -73,8 +73,9 @@ class PolicyThread:
     ) -> None:
         self._backend, self._controller, self._supervisor = backend, controller, supervisor
         self._carry_out = carry_out
-        self._topology = deployment.manifest().topology
-        self._reader = LoadReader(controller.gauges, self._topology)
+        manifest = deployment.manifest()
+        self._topology = manifest.topology
+        self._reader = LoadReader(controller.gauges, self._topology, manifest.sites_here)
         self._directory = deployment.directory / "policy"
         self._directory.mkdir(exist_ok=True)
         self._governor = Governor()
