@@ -41,6 +41,20 @@ def test_one_slot_with_half_of_the_load_is_all_that_moves() -> None:
     assert move.keys == KeySet(slots=frozenset({0}))
 
 
+def test_a_heavy_slot_that_fits_nowhere_stays_and_the_others_leave_it() -> None:
+    slots = routes(A, A, A, B, B, B)
+    rates = {
+        0: 1_350.0,
+        1: 345.0,
+        2: 345.0,
+        3: 220.0,
+        4: 220.0,
+        5: 220.0,
+    }  # B with 0: as A now
+    moves = rebalance_by_load("op", slots, {}, [A, B], rates)
+    assert [move.keys for move in moves] == [KeySet(slots=frozenset({1, 2}))]
+
+
 def test_an_even_load_is_left_alone_however_uneven_the_number_of_slots() -> None:
     slots = routes(A, B, B, B)
     assert rebalance_by_load("op", slots, {}, [A, B], {0: 30.0, 1: 10.0, 2: 10.0, 3: 10.0}) == []

@@ -148,6 +148,12 @@ def test_a_hot_key_stays_where_no_instance_is_free_for_it() -> None:
     assert "no instance is free" in proposal.reason
 
 
+def test_the_other_keys_leave_where_no_instance_is_free_for_a_hot_key() -> None:
+    proposal = last(make_policy("hot_keys", "op"), [skewed_view(0.67, key_in(0), cool=0.33)])
+    assert isinstance(proposal, Spread)
+    assert "the other keys leave" in proposal.reason
+
+
 def test_a_hot_slot_of_many_keys_is_split() -> None:
     inside = [key_in(0, n) for n in range(4)]
     keys = tuple(HotKey(key, 100) for key in inside)

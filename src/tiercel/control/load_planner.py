@@ -16,6 +16,7 @@ from tiercel.core.model.keys import Key, KeySet
 from tiercel.core.model.routing import Route, slot_of
 
 SPEEDS_ALIKE = 0.75  # of the fastest one: then all count as equally fast
+CLEARLY = 0.9  # of the source's load: otherwise a heavy slot would go to and fro
 TOLERANCE = 0.1  # above the mean load: then slots move
 
 
@@ -124,5 +125,5 @@ def _idlest(work: Mapping[str, float], speed: Mapping[str, float], load: float) 
 
 
 def _relieves(source: float, destination: float, load: float) -> bool:
-    """Whether the destination stays below what the source has now."""
-    return destination + load < source
+    """Whether the destination stays clearly below what the source has now: figures are noisy."""
+    return destination + load < CLEARLY * source

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from tiercel.control.policies.policy import Memory, check_share, percent
-from tiercel.control.proposals import MoveLoad, Nothing, Proposal
+from tiercel.control.proposals import MoveLoad, Nothing, Proposal, Spread
 from tiercel.control.view import InstanceView, OperatorView, View
 from tiercel.core.model.keys import Key, KeySet
 from tiercel.core.model.routing import slot_of
@@ -64,10 +64,10 @@ class HotKeys(msgspec.Struct, frozen=True):
             return Nothing(operator.name, f"{facts}: it needs a second instance to be isolated")
         rest = coolest.work + hot.work * share
         if rest >= hot.work - MARGIN and coolest.work > MARGIN:
-            reason = (
-                f"{facts}, and {coolest.name} is {percent(coolest.work)} busy: no instance is free for it"
-            )
-            return Nothing(operator.name, reason)
+            busy = f"{facts}, and {coolest.name} is {percent(coolest.work)} busy"
+            if coolest.work + hot.work * (1 - share) < hot.work - MARGIN:
+                return Spread(operator.name, hot.site, f"{busy}: the other keys leave, and it is alone")
+            return Nothing(operator.name, f"{busy}: no instance is free for it")
         alone = (
             " One key cannot be spread: it stays as slow as one instance." if share * hot.work > 0.9 else ""
         )
