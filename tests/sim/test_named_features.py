@@ -73,3 +73,28 @@ def test_a_router_that_was_replaced_makes_nothing_durable_any_more() -> None:
         assert run(scenario, deployment=deployment).violations == []
         zombies += sum(deployment.processes[site].incarnation > 1 for site in deployment.topology.sites)
     assert zombies >= 10
+
+
+def test_an_application_dies_with_all_of_its_processes_and_the_root_with_its_controller() -> None:
+    controllers = applications = 0
+    for seed in range(12):
+        scenario = scenario_with(seed, "dying-applications")
+        deployment = Deployment(scenario)
+        assert run(scenario, deployment=deployment).violations == []
+        died = [action.target for action in scenario.actions if action.kind == "application"]
+        applications += len(died)
+        controllers += "cloud" in died and deployment.processes["controller"].incarnation > 1
+        assert all(deployment.processes[site].incarnation > 1 for site in died)
+    assert applications >= 3
+    assert controllers >= 1
+
+
+def test_a_link_that_stalls_one_way_loses_what_it_held() -> None:
+    lost = 0
+    for seed in range(12):
+        scenario = scenario_with(seed, "cut-sites")
+        if any("stall-sites" in (action.kind, action.other) for action in scenario.actions):
+            deployment = Deployment(scenario)
+            assert run(scenario, deployment=deployment).violations == []
+            lost += deployment.network.messages_lost > 0
+    assert lost >= 3

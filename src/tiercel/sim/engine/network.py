@@ -243,6 +243,22 @@ class Network:
             else:
                 self._break_all(link, self._silence_ms)
 
+    def stall(self, group_a: Iterable[str], group_b: Iterable[str], for_ms: float, share: float) -> None:
+        """Hold what group a sends to group b, on some of the links; when that ends, it is lost.
+
+        Neither side is told before: connections stay open, as behind a door that hears and does not answer.
+        """
+        scheduler = self._scheduler
+        heads, tails = frozenset(group_a), frozenset(group_b)
+        scheduler.trace("stall", sorted(heads), sorted(tails), for_ms)
+        until_ms = scheduler.now_ms + for_ms
+        for link in self._links.values():
+            ends = (link.a in heads and link.b in tails, link.a in tails and link.b in heads)
+            if any(ends) and self._random() < share:
+                link.cut_until_ms = max(link.cut_until_ms, until_ms)
+                scheduler.call_at(until_ms, self._break_all, link, self._death_ms)  # before it is unclogged
+                self._clog(link.forth if ends[0] else link.back, until_ms)
+
     def clog(self, a: str, b: str, for_ms: float, one_way: bool = False) -> None:
         """Hold up what travels between two names (or only from a to b); nothing is lost."""
         link = self._links[frozenset((a, b))]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tiercel.sim.explore.campaign import run_safely
+from tiercel.sim.scenario import site_faults
 from tiercel.sim.scenario.scenario import Action, Journey, Scenario, Traffic
 
 RUNS_MAX = 200  # some ten seconds
@@ -222,6 +223,9 @@ def _of_action(action: Action) -> str:
     if action.kind == "scale":
         return f"{at}scale {action.target} to {action.other} ({action.strategy or 'live'})"
     if action.kind == "step":
+        if action.other in site_faults.KINDS:
+            who = f"the site of the {action.target} of a {action.strategy} move"
+            return f"{'':>10}  {action.other}: {who}, at {action.point}, for {action.for_ms:.0f} ms"
         if action.other in ("mute", "slow"):
             who = f"{action.target} of a {action.strategy} move"
             return f"{'':>10}  the {who} is {action.other} from {action.point} on, for {action.for_ms:.0f} ms"

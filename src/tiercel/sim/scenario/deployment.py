@@ -26,6 +26,7 @@ from tiercel.sim.engine.disk import Disk
 from tiercel.sim.engine.network import Network
 from tiercel.sim.engine.process import Machine, Process
 from tiercel.sim.engine.scheduler import Scheduler
+from tiercel.sim.scenario import site_faults
 from tiercel.sim.scenario.scenario import Action, Scenario
 from tiercel.sim.scenario.scripted_clients import Listener, ScriptedMobile, ScriptedProducer
 from tiercel.sim.workload import KINDS, PlainCode
@@ -244,6 +245,10 @@ class Deployment:
                         self.faults += 1
                         self.network.clog(process.name, site_of(process.name), action.for_ms, one_way=True)
                         continue
+                    if action.other in site_faults.KINDS:
+                        self.faults += 1
+                        site_faults.at_step(self, process.name, action)
+                        continue
                     if action.other == "slow":
                         self.faults += 1
                         process.disk.slow(20.0, action.for_ms)
@@ -455,6 +460,8 @@ class Deployment:
         self.faults += 1
         process = self.processes.get(action.target)
         match action.kind:
+            case kind if kind in site_faults.KINDS:
+                site_faults.carry_out(self, action)
             case "late":
                 self.network.clog(action.target, action.other, action.for_ms, one_way=True)
             case "clock" if process is not None:

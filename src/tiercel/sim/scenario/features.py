@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from tiercel.core.model.topology import Stream
-from tiercel.sim.scenario import devices, outages, overload
+from tiercel.sim.scenario import devices, outages, overload, site_faults
 from tiercel.sim.scenario.scenario import Action, Options, Scenario, Traffic
 
 replace = msgspec.structs.replace
@@ -50,6 +50,8 @@ FEATURES: dict[str, Feature] = {
     "wrong-clocks": Feature(outages.wrong_clocks, 0.1),
     "zombie-routers": Feature(outages.zombie_routers, 0.1),
     "gateways": Feature(devices.gateways, 0.15),
+    "cut-sites": Feature(site_faults.cut_sites, 0.2),
+    "dying-applications": Feature(site_faults.dying_applications, 0.15),
     "calm": Feature(outages.calm, 0.15),
 }
 DRAWN_FEATURES = tuple(name for name, feature in FEATURES.items() if feature.by_default)
