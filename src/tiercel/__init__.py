@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from tiercel.spark.api.deployment import Live, start
     from tiercel.spark.api.drop_in import deployments, stop_all, transform_with_state
     from tiercel.spark.api.export_import import export_state
-    from tiercel.spark.api.moves import MoveReport, MoveUndone
+    from tiercel.spark.api.moves import MoveUndone
     from tiercel.spark.api.status import ProcessStatus
     from tiercel.spark.api.streams import LiveStream
     from tiercel.spark.cluster.session import open_session as session
+    from tiercel.spark.move_history import MoveReport
     from tiercel.spark.operators.folds import Fold
     from tiercel.spark.sources.stream_source import register
     from tiercel.spark.state.external_state import read_exported_state
@@ -36,7 +37,7 @@ _HOMES = {
     "Link": ("tiercel.runtime.net.emulated_link", "Link"),
     "Live": ("tiercel.spark.api.deployment", "Live"),
     "LiveStream": ("tiercel.spark.api.streams", "LiveStream"),
-    "MoveReport": ("tiercel.spark.api.moves", "MoveReport"),
+    "MoveReport": ("tiercel.spark.move_history", "MoveReport"),
     "MoveUndone": ("tiercel.spark.api.moves", "MoveUndone"),
     "ProcessStatus": ("tiercel.spark.api.status", "ProcessStatus"),
     "Producer": ("tiercel.spark.api.clients", "RowProducer"),

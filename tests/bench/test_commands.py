@@ -14,6 +14,7 @@ COMMANDS = (
     *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
     *("memory", "checkpoint", "app", "nexmark", "pipeline", "word-recovery", "largest-load"),
     *("offload", "skew", "soak", "gauges"),
+    "orders",
 )
 RUNS = (*COMMANDS, "recover --sweep")
 
@@ -36,6 +37,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         "nexmark": "applications.nexmark",
         "word-recovery": "applications.word_recovery",
         "largest-load": "applications.largest_load",
+        "orders": "transfer_orders",
     }
     for name in (*COMMANDS, "recover_sweep"):
         module = import_module(f"tiercel.bench.scenarios.{modules.get(name, name)}")
@@ -103,6 +105,16 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("reconfigure --state-bytes -1", "--state-bytes -1 is out of range"),
         ("reconfigure --strategies live,teleport", "unknown 'teleport'"),
         ("reconfigure --plant-stop -5", "--plant-stop -5 is out of range"),
+        ("reconfigure --overload 1.2", "--overload needs to know what the source can process"),
+        ("reconfigure --link 40,100", "--link between which sites?"),
+        ("reconfigure --sites 2 --link 40,fast", "--link 40,fast"),
+        ("reconfigure --sites 2 --link 40,1e9", "mbit = 1000000000.0"),
+        ("reconfigure --workload key-count-zipf9", "--workload: unknown 'key-count-zipf9'"),
+        ("reconfigure --rivals storm", "--rivals: unknown 'storm'"),
+        ("reconfigure --flink-python python3", "--flink-python without Flink"),
+        ("reconfigure --rivals flink-adaptive --flink-python /no/python", "no such program"),
+        ("orders --units 12", "--units 12 is out of range"),
+        ("orders --zipf steep", "--zipf 'steep'"),
         ("idle --pairs 0", "--pairs 0 is out of range"),
         ("idle --seconds nan", "--seconds nan is out of range"),
         ("recover --sizes 0", "--sizes 0 is out of range"),

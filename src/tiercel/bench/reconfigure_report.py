@@ -59,7 +59,8 @@ def write_report(
 ) -> None:
     """Draw the pictures into the directory of the recordings, and write `report.html` beside them."""
     strategies = list(dict.fromkeys(line["strategy"] for line in every))
-    records = {s: _mine(read_outputs(place / f"{s}-1.outputs.parquet"), moved) for s in strategies}
+    recorded = [s for s in strategies if (place / f"{s}-1.outputs.parquet").exists()]  # rivals have none
+    records = {s: _mine(read_outputs(place / f"{s}-1.outputs.parquet"), moved) for s in recorded}
     first = {s: next(line for line in every if line["strategy"] == s) for s in strategies}
     draw_timeline(place / "timeline.png", records, first)
     draw_stoppage(place / "stoppage.png", every)
@@ -109,8 +110,9 @@ def draw_timeline(path: Path, records: Mapping[str, Outputs], first: Mapping[str
             ]
             axis.plot(middle, np.maximum(values, LATENCY_MS_MIN), lw=width, label=label)
         for phase, ms in first[strategy]["phases_ms"].items():
-            axis.axvline(ms / 1e3, color="0.6", lw=0.6)
-            if phase in ("flipped", "done"):
+            if ms / 1e3 <= until_s:
+                axis.axvline(ms / 1e3, color="0.6", lw=0.6)
+            if phase in ("flipped", "done") and ms / 1e3 <= until_s:
                 axis.annotate(
                     phase, (ms / 1e3, 0.97), xycoords=("data", "axes fraction"), fontsize=7, va="top"
                 )
@@ -118,8 +120,9 @@ def draw_timeline(path: Path, records: Mapping[str, Outputs], first: Mapping[str
         axis.set_yscale("log")
         axis.set_ylabel("latency, ms")
         axis.set_title(strategy, loc="left", fontsize=10)
-        axis.margins(x=0)
-    axes[0, 0].legend(loc="upper right", fontsize=8)
+        axis.set_xlim(-BEFORE_S, until_s)
+    if records:
+        axes[0, 0].legend(loc="upper right", fontsize=8)
     axes[-1, 0].set_xlabel("seconds after the request, by due time")
     _save(figure, path)
 
@@ -127,7 +130,7 @@ def draw_timeline(path: Path, records: Mapping[str, Outputs], first: Mapping[str
 def draw_stoppage(path: Path, every: Sequence[Line]) -> None:
     """Bars of the p99 stoppage and the gap of each strategy, each beside its floor; dots are repeats."""
     strategies = list(dict.fromkeys(line["strategy"] for line in every))
-    figure, axes = _figure(1, 3.6)
+    figure, axes = _figure(1, 4.2)
     axis = axes[0, 0]
     names = [("stoppage_p99_ms", "stoppage p99"), ("floor_p99_ms", "its floor")]
     names += [("gap_ms", "gap"), ("gap_floor_ms", "its floor ")]
@@ -142,7 +145,7 @@ def draw_stoppage(path: Path, every: Sequence[Line]) -> None:
         axis.bar_label(bars, [f"{h:.3g}" if h else "" for h in heights], fontsize=7)
         for x, repeats in zip(at, values, strict=True):
             axis.plot([x] * len(repeats), np.maximum(repeats, LATENCY_MS_MIN), "k.", ms=3)
-    axis.set_xticks(range(len(strategies)), strategies)
+    axis.set_xticks(range(len(strategies)), strategies, rotation=25 if len(strategies) > 6 else 0, fontsize=8)
     axis.set_yscale("log")
     axis.set_ylabel("ms")
     axis.legend(fontsize=8)
@@ -161,7 +164,7 @@ def draw_cdf(path: Path, records: Mapping[str, Outputs], first: Mapping[str, Lin
     axis.set_yscale("log")
     axis.set_xlabel("latency, ms")
     axis.set_ylabel("share of tuples above it")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=7, ncols=2, loc="upper right")
     axis.grid(alpha=0.3)
     _save(figure, path)
 

@@ -184,7 +184,8 @@ class ChangeRunner(BackgroundTask):
             some["keys"] = mine[: max(1, int(change.share * len(mine)))]
         else:
             some |= {"source": source, "slots": range(int(change.share * sum(slots.values())))}
-        return self._live.move(OPERATOR, **some)
+        handle: MoveHandle = self._live.move(OPERATOR, **some)
+        return handle
 
     def _watch(self, number: int, handle: MoveHandle | ScaleHandle) -> None:
         give_up = time.monotonic() + CHANGE_S_MAX

@@ -167,6 +167,15 @@ def reconfigure(
     warm: Annotated[float, typer.Option(help="Seconds of load before the steady time.")] = 3.0,
     sites: Annotated[int, typer.Option(help="1: inside a site; 2: from the cloud to an edge.")] = 1,
     link: Annotated[str, typer.Option(help="Emulated link between the two sites: LATENCY_MS,MBIT.")] = "",
+    rivals: Annotated[
+        str,
+        typer.Option(
+            help="Other systems beside: spark-repartition, flink-savepoint, flink-adaptive; or all."
+        ),
+    ] = "",
+    flink_python: Annotated[
+        str, typer.Option(help="A Python with apache-flink, for Flink; by default this one.")
+    ] = "",
     plant_stop: Annotated[
         float,
         typer.Option(
@@ -200,9 +209,11 @@ def reconfigure(
     chosen = every if strategies == "all" else _choose("--strategies", _parts(strategies), every)
     from tiercel.bench.baselines.machine_noise import machine_stalls
     from tiercel.bench.report import check_drawing
+    from tiercel.bench.rivals.choice import choose_rivals
     from tiercel.bench.scenarios import reconfigure as bench_reconfigure
 
     _choose("--workload", [workload], bench_reconfigure.WORKLOADS)
+    beside = choose_rivals(rivals, flink_python)
     options = bench_reconfigure.Options(
         *(keys, state_bytes, move, rate, seconds, repeats, chosen, seed, plant_stop, out),
         workload=workload,
@@ -212,6 +223,8 @@ def reconfigure(
         warm_s=warm,
         sites=sites,
         link=bench_reconfigure.parse_link(link),
+        rivals=beside,
+        flink_python=flink_python,
     )
     options.check()
     if out is not None:

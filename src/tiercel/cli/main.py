@@ -13,6 +13,7 @@ import sys
 
 import typer
 
+from tiercel.cli import bench_orders  # noqa: F401
 from tiercel.cli.app import app as applications
 from tiercel.cli.bench_elastic import bench
 from tiercel.cli.chaos import chaos

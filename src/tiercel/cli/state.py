@@ -1,4 +1,4 @@
-"""`tiercel state`: show, backup, restore, history, checkpoint, split, merge, export, import.
+"""`tiercel state`: show, backup, restore, history, checkpoint, split, merge, export, import, moves.
 
 Responsible for: checking the options, tables and JSON.
 Not responsible for: the operations (tiercel.admin, spark/state), keys as users write them (spark/sources).
@@ -27,6 +27,10 @@ state = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+MOVE_COLUMNS = (
+    *("move", "source", "destination", "strategy", "state"),
+    *("keys", "bytes_moved", "duration_ms"),
+)
 FILE_WIDTH = 240  # of a table that is not printed to a terminal
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
@@ -58,6 +62,42 @@ def show(
     for line in lines:
         age = line["backup_age_s"]
         line["backup_age_s"] = None if age is None else round(age, 1)
+    _print(lines, as_json)
+
+
+@state.command(short_help="List the moves of a deployment, with phases and predictions.")
+def moves(
+    storage: Storage,
+    last: Annotated[int, typer.Option(help="Only so many, the latest.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the moves that have ended, oldest first, also those under earlier drivers.
+
+    Example: tiercel state moves /data/tiercel --last 5
+    """
+    from tiercel.runtime.deployment import DeploymentDir
+    from tiercel.spark.move_history import MoveHistory
+
+    if last < 1:
+        raise UserError(f"--last {last}", expected="a number above 0")
+    place = DeploymentDir(storage)
+    place.manifest()  # a clear error if there is no deployment
+    lines = []
+    for report in MoveHistory(place.directory).reports()[-last:]:
+        line = msgspec.to_builtins(report) | {"duration_ms": report.duration_ms}
+        if not as_json:
+            names = (
+                "move",
+                "source",
+                "destination",
+                "strategy",
+                "state",
+                "keys",
+                "bytes_moved",
+                "duration_ms",
+            )
+            line = {name: line[name] for name in names}
+        lines.append(line)
     _print(lines, as_json)
 
 

@@ -33,9 +33,9 @@ from tiercel.demo.traffic import (
 )
 from tiercel.errors import UserError
 from tiercel.spark.api.deployment import Live, start
-from tiercel.spark.api.moves import MoveReport
 from tiercel.spark.api.status import ProcessStatus
 from tiercel.spark.cluster.session import open_session
+from tiercel.spark.move_history import MoveReport
 
 ShowProgress = Callable[[str], None]
 

@@ -1,7 +1,7 @@
 """The only use of PySpark's private API, with the reason for each.
 
-Responsible for: the DataFrame and columns of a `GroupedData`; whether an executor is being decommissioned.
-    PySpark has no public way to ask either.
+Responsible for: the DataFrame and columns of a `GroupedData`; whether an executor is being decommissioned;
+    the offline repartitioning of a query's state, for a benchmark. PySpark has no public way to any of them.
 Not responsible for: anything else. Further private API belongs here, with its reason.
 """
 
@@ -11,7 +11,7 @@ import enum
 import re
 
 from pyspark import SparkContext
-from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from tiercel.errors import UserError
 
@@ -66,3 +66,12 @@ def executor_state(context: SparkContext, executor: str) -> ExecutorState:
     except Exception as error:
         raise CannotTell(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
     return ExecutorState.LEAVING if leaving else ExecutorState.GONE
+
+
+def repartition_checkpoint(spark: SparkSession, location: str, partitions: int) -> None:
+    """Change the number of state partitions of a stopped query. Only benchmarks compare us with it."""
+    manager = getattr(spark, "_streamingCheckpointManager", None)
+    if manager is None:
+        raise CannotTell("this Spark cannot repartition the state of a query")
+    # the sink of the benchmark counts what comes twice itself
+    manager.repartition(location, partitions, enforce_exactly_once_sink=False)

@@ -27,6 +27,7 @@ from tiercel.bench.loadgen.process import LoadProcess
 from tiercel.bench.metrics import Moments, count_faults, judge, read_outputs
 from tiercel.bench.operators import EDGE, SITE, HeavyAverage, HeavyCount
 from tiercel.bench.report import Line, median_line
+from tiercel.bench.rivals.rival import RivalOptions, row_of
 from tiercel.core import messages as m
 from tiercel.core.instance.instance import Instance
 from tiercel.core.machine.effects import Effect
@@ -98,6 +99,8 @@ class Options:
     warm_s: float = WARM_S
     sites: int = 1
     link: Link | None = None
+    rivals: Sequence[str] = ()
+    flink_python: str = ""
 
     @property
     def zipf(self) -> float:
@@ -210,6 +213,7 @@ def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], 
                     every.append(
                         {"strategy": strategy, "repeat": repeat, "keys_moved": len(keys.moved)} | line
                     )
+                every += [_rival(name, repeat, options, show_progress) for name in options.rivals]
             if options.out is not None:
                 from tiercel.bench.reconfigure_report import write_report
 
@@ -217,12 +221,36 @@ def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], 
                 write_report(place, every, keys.moved, vars(options))
     finally:
         spark.stop()
-    return [_row(strategy, every) for strategy in options.strategies], every
+    return [_row(strategy, every) for strategy in (*options.strategies, *options.rivals)], every
+
+
+def _rival(name: str, repeat: int, options: Options, show_progress: ShowProgress) -> Line:
+    """Another system under the same load, while ours rests."""
+    from tiercel.bench.rivals import flink, spark
+
+    wanted = RivalOptions(
+        options.keys,
+        options.state_bytes,
+        options.rate,
+        steady_s=min(STEADY_S_MAX, options.seconds / 2),
+        flink_python=options.flink_python,
+    )
+    system, _, way = name.partition("-")
+    found = (
+        spark.measure(wanted, show_progress)
+        if system == "spark"
+        else flink.measure(wanted, way, show_progress)
+    )
+    return row_of(name, COLUMNS, {"repeat": repeat} | found)
 
 
 def _row(strategy: str, every: list[Line]) -> Line:
     mine = [line for line in every if line["strategy"] == strategy]
-    medians = median_line(mine) | {name: sum(line[name] for line in mine) for name in SUMMED}
+    medians = (
+        {"strategy": strategy}
+        | median_line(mine)
+        | {name: sum(line[name] for line in mine) for name in SUMMED}
+    )
     return {name: medians[name] for name in COLUMNS}
 
 

@@ -27,6 +27,7 @@ from tiercel.bench.operators import INPUT, INPUT_SCHEMA, OUTPUT_SCHEMA, SITE, He
 from tiercel.core.settings import Settings
 from tiercel.spark.api.deployment import start
 from tiercel.spark.cluster.session import open_session
+from tiercel.spark.pyspark_internals import repartition_checkpoint
 
 OPERATOR = "average"
 SLOTS = 8  # room for a router, instances that take over, and those that go
@@ -42,6 +43,7 @@ class Setup(msgspec.Struct, frozen=True):
     backup: bool = True
     read_mb_s: float = 0.0  # of each reader of the backup; 0: no limit
     warm_workers: int = 1
+    partitions: int = 0  # of Spark's state; 0: one for each core
 
     @property
     def place(self) -> Path:
@@ -93,8 +95,9 @@ class Query:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._spark = spark = session("spark-recover", setup, os.cpu_count() or 1, attempts=1)
-        spark.conf.set("spark.sql.shuffle.partitions", str(os.cpu_count() or 1))
+        spark.conf.set("spark.sql.shuffle.partitions", str(setup.partitions or os.cpu_count() or 1))
         spark.conf.set(CHANGELOG, "true")
+        self._lock = threading.Lock()
         self._outputs = setup.place / "outputs"
         self._outputs.mkdir(exist_ok=True)
 
@@ -120,15 +123,31 @@ class Query:
         draft.rename(self._outputs / f"{time.monotonic_ns():020d}.npy")
 
     def keep_running(self) -> None:
-        query = self.start()
+        self._query = self.start()
         reply({"ready": True})
         while True:
+            query = self._query
             try:
                 query.awaitTermination()
             except Exception:  # whatever it is: it is what a user's supervision has to cope with
                 with (self._setup.place / FAILURES).open("ab") as failures:
                     failures.write(b".")
-                query = self.start()
+                self._query = self.start()
+            with self._lock:  # it was stopped: until it runs again
+                pass
+
+    def rescale(self, partitions: int) -> None:
+        """Stop, repartition the state offline, start again; replies with what each step took."""
+        with self._lock:
+            begun = time.monotonic()
+            self._query.stop()
+            stopped = time.monotonic()
+            self._spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+            repartition_checkpoint(self._spark, str(self._setup.place / "checkpoint"), partitions)
+            repartitioned = time.monotonic()
+            self._query = self.start()
+            took = {"stopped": stopped - begun, "repartitioned": repartitioned - begun}
+            reply({**took, "restarted": time.monotonic() - begun})
 
 
 def main() -> None:
@@ -137,8 +156,10 @@ def main() -> None:
     if kind == "tiercel":
         run_tiercel(setup)
     else:
-        threading.Thread(target=Query(setup).keep_running, daemon=True).start()
-        sys.stdin.read()  # until our parent is gone
+        query = Query(setup)
+        threading.Thread(target=query.keep_running, daemon=True).start()
+        for line in sys.stdin:  # until our parent is gone
+            query.rescale(msgspec.json.decode(line, type=dict[str, int])["partitions"])
 
 
 if __name__ == "__main__":

@@ -224,6 +224,24 @@ class Spark(System):
             draft.rename(inputs / f"{now:020d}.csv")
             self._rows, self._file_ns = [], now
 
+    def flush(self) -> None:
+        """Hand over the rows of an unfinished file."""
+        self._file_ns = 0
+        self.send([])
+
+    def rescale(self, partitions: int) -> dict[str, float]:
+        """Stop the query, repartition its state, start it again; returns what was reached when, in ms."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(msgspec.json.encode({"partitions": partitions}) + b"\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            words = self._log.read_text(encoding="utf-8", errors="replace")[-2_000:]
+            raise UserError(f"Spark's query was not repartitioned:\n{words}")
+        took = msgspec.json.decode(line, type=dict[str, float])
+        return {phase: round(seconds * 1e3, 1) for phase, seconds in took.items()}
+
     def _read(self) -> None:
         while not self._ending:
             for path in sorted((self.setup.place / "outputs").glob("*.npy")):

@@ -63,6 +63,8 @@ class MoveStatus(Message, frozen=True):
     reason: str = ""
     keys: int = 0  # number of captured keys, once it is known
     size_bytes: int = 0
+    messages: int = 0  # so far: those of its source router, chunks and their receipts
+    overlap: float = 1.0  # how much of the transfer a unit was processed, on average
 
     @property
     def outcome(self) -> MoveOutcome | None:
@@ -131,6 +133,7 @@ class Captured(Message, frozen=True):
     move: str
     keys: int = 0
     size_bytes: int = 0
+    chunks: int = 0
 
 
 class SetStandby(Message, frozen=True):
@@ -226,6 +229,7 @@ class StateComplete(Message, frozen=True):
     """The destination has the state of every key (flip-first strategies)."""
 
     move: str
+    overlap: float = 0.0  # for how much of the transfer a unit was there already, on average
 
 
 class FlipToSource(Message, frozen=True):

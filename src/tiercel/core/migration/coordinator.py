@@ -250,7 +250,11 @@ class MoveCoordinator:
             self.report_to(step, outgoing.asked_by, outgoing)
 
     def report_to(self, step: Step, to: str, outgoing: OutgoingMove) -> None:
-        status = m.MoveStatus(outgoing.move, outgoing.phase.value, outgoing.record.reason, *outgoing.moved)
+        status = m.MoveStatus(
+            *(outgoing.move, outgoing.phase.value, outgoing.record.reason, *outgoing.moved),
+            messages=outgoing.messages,
+            overlap=outgoing.overlap,
+        )
         step.send_durable(to, status)
 
     def on_status_query(self, step: Step, sender: str, n: int, known: dict[str, tuple[int, int]]) -> None:

@@ -139,6 +139,7 @@ class StateReceiver:
         self.withheld_dead_letters: list[tuple[int, Output]] = []
         self._missing_seen = -1
         self.touched: set[Key] = set()
+        self._arrivals_ms: list[tuple[float, int]] = []  # of chunks, each with its number of units
         self.digests: DigestJob | None = None  # as of Compare
         self.vote_position: Position | None = None  # of Compare
 
@@ -252,11 +253,22 @@ class StateReceiver:
             if unit in self.missing and unit != incomplete:
                 self.staged.setdefault(unit, {})[image.key] = image
         taken = [unit for unit in chunk.units if unit != incomplete]
+        if not self.complete:
+            self._arrivals_ms.append((step.now_ms, len(taken)))
         for unit in taken:
             if unit in self.missing:
                 self._install_unit(unit)
         step.send(self.source, m.UnitReceipt(self.move, chunk.n, taken))
         self._finish_if_complete(step)
+
+    def overlap(self) -> float:
+        """For how much of the transfer a unit was there already, on average."""
+        units = sum(count for _, count in self._arrivals_ms)
+        took_ms = self._arrivals_ms[-1][0] - self._arrivals_ms[0][0] if self._arrivals_ms else 0.0
+        if not units or not took_ms:
+            return 0.0
+        end_ms = self._arrivals_ms[-1][0]
+        return sum(count * (end_ms - at_ms) for at_ms, count in self._arrivals_ms) / units / took_ms
 
     def refuse_copy(self, step: Step, chunk: m.Chunk) -> None:
         """Request the units of a chunk again, in full: it names keys that the copy does not have."""
@@ -345,7 +357,7 @@ class StateReceiver:
             return
         self.controls.clear()
         self.become(step, DestinationInstancePhase.ADOPTED if owned else DestinationInstancePhase.IN_STEP)
-        self.instance.tell(step, m.StateComplete(self.move))
+        self.instance.tell(step, m.StateComplete(self.move, self.overlap()))
 
     # -- incoming rows -----------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class IncomingMove:
         self.marks: dict[Key, Position] = {}  # outputs of each key are admitted up to here
         self.settled = False
         self.installed = False
+        self.overlap = 0.0
         self.incarnation = 0
         self.position: Position = (SHADOW, -1)  # covered by the destination's checkpoint
 
@@ -133,7 +134,7 @@ class IncomingMove:
                 if STRATEGIES[self.prepare.strategy].restarts and self.move in self.inbox.pauses:
                     self.inbox.request_restarts(step, self.move)
                     if self.installed:
-                        self.tell(step, m.StateComplete(self.move))
+                        self.tell(step, m.StateComplete(self.move, self.overlap))
             case _:
                 pass
 
@@ -149,7 +150,7 @@ class IncomingMove:
             case m.Ready():
                 self.on_ready(step, message)
             case m.StateComplete():
-                self.on_installed(step)
+                self.on_installed(step, message)
             case m.DestinationCheckpointed():
                 self.on_settled(step)
             case m.ShadowNotice() | m.EmittedNotice() if self.phase is DestinationRouterPhase.PREPARING:
@@ -192,9 +193,9 @@ class IncomingMove:
         self.become(step, DestinationRouterPhase.ADOPTABLE)
         self.tell(step, message)
 
-    def on_installed(self, step: Step) -> None:
-        self.installed = True
-        self.tell(step, m.StateComplete(self.move))
+    def on_installed(self, step: Step, message: m.StateComplete) -> None:
+        self.installed, self.overlap = True, max(self.overlap, message.overlap)
+        self.tell(step, m.StateComplete(self.move, self.overlap))
 
     def on_settled(self, step: Step) -> None:
         self.settled = True

@@ -143,12 +143,15 @@ class StateSender:
                 break  # the driver has read the keys of one chunk
         if not queue and live:
             self.become(step, SourceInstancePhase.CAPTURED)
-            self.instance.tell(step, m.Captured(self.move, len(self.captured_at), self.size_bytes))
+            self.instance.tell(step, self._captured())
         elif not queue:
-            self.instance.tell(step, m.Captured(self.move, len(self.captured_at), self.size_bytes))
+            self.instance.tell(step, self._captured())
         elif not self.window_is_full:
             self.continue_soon(step, self.instance.settings.capture_pause_ms if live else 0.0)
         self.pump(step)
+
+    def _captured(self) -> m.Captured:
+        return m.Captured(self.move, len(self.captured_at), self.size_bytes, self.next_chunk)
 
     def may_send(self) -> bool:
         """Rule R32: frozen units leave once the router has logged the cut; live ones while they change."""
@@ -391,6 +394,8 @@ class StateSender:
         """Stop processing rows and timers of these keys: the destination owns them from here on."""
         self.last_offset = offset
         self.become(step, SourceInstancePhase.DRAINED)
+        if self._copy is not None:
+            self._copy.used(step)
         self.retain()
 
     def retain(self) -> None:

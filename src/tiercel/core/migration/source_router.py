@@ -88,6 +88,8 @@ class OutgoingMove:
         self.asked_by = ""
         self.deadline_ms = float("inf")
         self.moved = (0, 0)  # keys and bytes, for reports
+        self.messages = 0
+        self.overlap = 1.0 if self.strategy.votes else 0.0  # both instances process during a live transfer
 
     # -- the phase -----------------------------------------------------------------------------
 
@@ -153,6 +155,7 @@ class OutgoingMove:
 
     def notify(self, step: Step, notice: m.AnyNotice) -> None:
         """Send the destination router a notice, durably and in order."""
+        self.messages += 1
         if self.to_site == self.router.site:
             self._moves.on_notice(step, self.router.site, notice)
         else:
@@ -205,6 +208,7 @@ class OutgoingMove:
 
     def on_message(self, step: Step, message: m.Message, sender: str = "") -> None:
         """A message about this move. The table says in which phases it is expected."""
+        self.messages += 1
         if not self._phase.accepts(step, message):
             return
         match message:
@@ -223,6 +227,7 @@ class OutgoingMove:
             case m.SourceStopped():
                 self.on_cut(step, message)
             case m.StateComplete():
+                self.overlap = max(self.overlap, message.overlap)
                 self.on_installed(step)
             case m.DestinationCheckpointed():
                 self.on_settled(step)
@@ -375,6 +380,7 @@ class OutgoingMove:
 
     def on_captured(self, step: Step, message: m.Captured) -> None:
         self.moved = (message.keys, message.size_bytes)
+        self.messages += 2 * message.chunks  # and their receipts
         if self.phase in DECIDED:
             self._moves.report(step, self.move)
             return

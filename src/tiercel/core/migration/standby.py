@@ -43,6 +43,7 @@ class StandbySender:
         self.received = 0
         self.is_over = False  # the connection is another one, or an increment was lost
         self._is_used = is_used
+        self._rests_until_ms = 0.0
         self.unsent: dict[Key, None] = dict.fromkeys(instance.space.all_keys())
 
     def covers(self, key: Key) -> bool:
@@ -58,6 +59,11 @@ class StandbySender:
         """Whether a move uses the copy: a copy that changed would not be the one that the move names."""
         return self._is_used()
 
+    def used(self, step: Step) -> None:
+        """A move has used the copy. The next part of the same move may follow soon: rest until then."""
+        self._rests_until_ms = step.now_ms + self.instance.settings.retry_ms
+        self.continue_soon(step)
+
     def changed(self, step: Step, keys: Iterable[Key]) -> None:
         """A checkpoint has taken these keys."""
         self.unsent.update(dict.fromkeys(keys))
@@ -65,13 +71,16 @@ class StandbySender:
 
     def continue_soon(self, step: Step) -> None:
         if self.unsent:
-            step.timer(Timer(TimerKind.STANDBY), step.now_ms)
+            step.timer(Timer(TimerKind.STANDBY), max(step.now_ms, self._rests_until_ms))
 
     def send_some(self, step: Step) -> None:
         """Send the next few keys; then other work has its turn."""
         settings, space = self.instance.settings, self.instance.space
         window_is_full = self.n - self.received >= settings.chunks_unacked_max
         if self.is_over or window_is_full or not self.unsent or self.is_paused():
+            return
+        if step.now_ms < self._rests_until_ms:
+            self.continue_soon(step)
             return
         images: list[StateImage] = []
         size = 0

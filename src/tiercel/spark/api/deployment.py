@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -27,9 +27,10 @@ from pyspark.sql.types import StructType
 
 from tiercel.control.mobility import Mobility, Threshold
 from tiercel.control.policies.policy import Decide
+from tiercel.control.predict import AUTO, Choice
 from tiercel.control.view import View
 from tiercel.core.errors import InvalidRequest
-from tiercel.core.migration.strategies import ordered
+from tiercel.core.migration.strategies import STRATEGIES, ordered
 from tiercel.core.model.topology import operator_of, site_of
 from tiercel.core.settings import Settings
 from tiercel.errors import UserError
@@ -63,6 +64,7 @@ from tiercel.spark.cluster.replica_placement import DURABILITIES, replica_plan
 from tiercel.spark.cluster.session import open_session
 from tiercel.spark.cluster.task import Build, build_host
 from tiercel.spark.cluster.warm_workers import check_count
+from tiercel.spark.move_history import MoveHistory, MoveReport
 from tiercel.spark.operators.processor_adapter import InputPlan
 from tiercel.spark.rows.row_codec import Schema
 from tiercel.spark.sources.dead_letter_watch import DeadLetterWatch
@@ -397,6 +399,7 @@ class Live:
 
     # -- moving and scaling ---------------------------------------------------------------------
 
+    @overload
     def move(
         self,
         operator: str,
@@ -409,16 +412,65 @@ class Live:
         order: str = "",
         retries: int = 0,
         deadline_s: float | None = None,
-    ) -> MoveHandle:
+        explain: Literal[True],
+    ) -> Choice: ...
+
+    @overload
+    def move(
+        self,
+        operator: str,
+        *,
+        to: str,
+        keys: Iterable[Any] | None = None,
+        slots: Iterable[int] | None = None,
+        source: str = "",
+        strategy: str = "live",
+        order: str = "",
+        retries: int = 0,
+        deadline_s: float | None = None,
+        explain: Literal[False] = False,
+    ) -> MoveHandle: ...
+
+    def move(
+        self,
+        operator: str,
+        *,
+        to: str,
+        keys: Iterable[Any] | None = None,
+        slots: Iterable[int] | None = None,
+        source: str = "",
+        strategy: str = "live",
+        order: str = "",
+        retries: int = 0,
+        deadline_s: float | None = None,
+        explain: bool = False,
+    ) -> MoveHandle | Choice:
         """Move keys, slots, or everything of an instance to an instance or a site. Returns at once.
 
         A key is a value, or a tuple of values. A site that has no instance of the operator gets one. Starts
         the deployment, if it does not run yet. `order` says in which order `strategy="push"` sends state.
+        With `strategy="auto"` a model predicts the cost of each strategy and takes the one with the least
+        stoppage. `explain=True` moves nothing: it returns the predictions and the choice, printable.
         """
-        strategy = ordered(strategy, order)
-        wanted = self._requests().owners(operator, keys, slots, source)
-        destination = self._requests().destination(operator, to)
-        return self._requests().move(operator, wanted, destination, strategy, retries, deadline_s)
+        check_choice("strategy", strategy, (*STRATEGIES, AUTO))
+        try:
+            strategy = ordered(strategy, order)
+        except InvalidRequest as refusal:
+            raise UserError.of(refusal) from refusal
+        requests = self._requests()
+        wanted = requests.owners(operator, keys, slots, source)
+        destination = requests.destination(operator, to)
+        prediction = None
+        if explain or strategy == AUTO:
+            choice = requests.choice(operator, wanted, destination)
+            if explain:
+                return choice
+            strategy, prediction = choice.strategy, choice.prediction
+        return requests.move(operator, wanted, destination, strategy, retries, deadline_s, prediction)
+
+    def moves(self) -> list[MoveReport]:
+        """The reports of all moves that have ended, oldest first, also those under earlier drivers."""
+        return MoveHistory(self.deployment.directory).reports()
 
     def scale(self, operator: str, instances: Mapping[str, int], *, strategy: str = "live") -> ScaleHandle:
         """Set the number of instances at each site; they share the slots evenly. Returns at once."""

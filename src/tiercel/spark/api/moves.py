@@ -9,24 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-import msgspec
-
 from tiercel.control.controller import MoveState, TrackedMove
 from tiercel.control.plans import PlannedMove
+from tiercel.control.predict import Prediction
 from tiercel.core.model.keys import KeySet
 from tiercel.core.model.topology import operator_of
 from tiercel.errors import UserError
-from tiercel.spark.cluster.controller_thread import ControllerThread
+from tiercel.spark.cluster.controller_thread import ENDED, ControllerThread
 from tiercel.spark.cluster.supervisor import Supervisor
 from tiercel.spark.cluster.waiting import POLL_S, wait_until
 from tiercel.spark.job_errors import could_not_start
+from tiercel.spark.move_history import MoveReport, merged
 
-ENDINGS = [
-    "undone",
-    "queued",
-    "asked",
-    "done",
-]  # a request with several moves has the first of these states that one of them has
+PARTS_SHOWN = 4  # of a move that runs, in one line
 SCALE_S_MAX = 180.0
 
 
@@ -34,49 +29,21 @@ class MoveUndone(UserError):
     """The move did not happen: its keys are where they were, and nothing was lost."""
 
 
-class MoveReport(msgspec.Struct, frozen=True):
-    """How one move went. Times are in ms after the request, as the driver saw them.
-
-    A large move is split into parts (m7.1, m7.2, ...), so that its keys do not wait for each other. The
-    report covers all parts: a phase is reached when the last part has reached it.
-    """
-
-    move: str
-    operator: str
-    source: str
-    destination: str
-    strategy: str
-    state: str  # queued | asked | done | undone
-    reason: str
-    keys: int
-    bytes_moved: int
-    phases: dict[str, float]
-    parts: int = 1
-
-    @property
-    def duration_ms(self) -> float:
-        return max(self.phases.values(), default=0.0)
-
-    def __str__(self) -> str:
-        ended = f"{self.state} after {self.duration_ms:.1f} ms"
-        what = f"{self.keys} keys, {self.bytes_moved:,} bytes"
-        way = f"{self.source} -> {self.destination} ({self.strategy})"
-        return f"{self.move}: {way} {ended}, {what} {self.reason}".rstrip()
-
-
 class MoveHandle:
     """The moves that one request became: one for each instance that owned some of the keys."""
 
-    def __init__(self, controller: ControllerThread, names: list[str]) -> None:
+    def __init__(
+        self, controller: ControllerThread, names: list[str], prediction: Prediction | None = None
+    ) -> None:
         self._controller = controller
         self.names = names
+        self.prediction = prediction  # of `strategy="auto"`
         self.requested_s = time.monotonic()
 
     @property
     def done(self) -> bool:
         """Whether all of them have ended, done or undone."""
-        ended = (MoveState.DONE.value, MoveState.UNDONE.value)
-        return all(tracked.state in ended for tracked in self._latest())
+        return all(tracked.state in ENDED for tracked in self._latest())
 
     @property
     def undone(self) -> bool:
@@ -99,32 +66,21 @@ class MoveHandle:
         by_source: dict[str, list[TrackedMove]] = {}
         for tracked in self._latest():
             by_source.setdefault(tracked.wanted.source, []).append(tracked)
-        return [self._report(moved) for moved in by_source.values()]
+        return [merged([self._controller.report(part) for part in parts]) for parts in by_source.values()]
 
-    def _report(self, moved: list[TrackedMove]) -> MoveReport:
-        phases: dict[str, float] = {}
-        keys = size_bytes = 0
-        for tracked in moved:
-            story = self._controller.story(tracked.move)
-            reached = {entry.phase: entry.at_s for entry in reversed(story)}
-            for phase, at_s in sorted(reached.items(), key=lambda item: item[1]):
-                phases[phase] = max(phases.get(phase, 0.0), round((at_s - self.requested_s) * 1e3, 3))
-            keys += max((entry.keys for entry in story), default=0)
-            size_bytes += max((entry.size_bytes for entry in story), default=0)
-        worst = min(moved, key=lambda tracked: ENDINGS.index(tracked.state))
-        return MoveReport(
-            worst.move if len(moved) == 1 or worst.reason else worst.move.partition(".")[0],
-            worst.wanted.operator,
-            worst.wanted.source,
-            worst.wanted.destination,
-            worst.wanted.strategy,
-            worst.state,
-            worst.reason,
-            keys,
-            size_bytes,
-            phases,
-            len(moved),
-        )
+    @property
+    def remaining_s(self) -> float | None:
+        """About how long it still takes: from the parts that have ended, or else from the prediction."""
+        latest = self._latest()
+        ended = sum(tracked.state in ENDED for tracked in latest)
+        passed_s = time.monotonic() - self.requested_s
+        if ended == len(latest):
+            return 0.0
+        if ended:
+            return passed_s / ended * (len(latest) - ended)
+        if self.prediction is not None:
+            return max(0.0, self.prediction.duration_ms / 1e3 - passed_s)
+        return None
 
     def progress(self) -> str:
         """The phase of each move, in one line."""
@@ -132,7 +88,12 @@ class MoveHandle:
         for tracked in self._latest():
             story = self._controller.story(tracked.move)
             parts.append(f"{tracked.move} {story[-1].phase if story else tracked.state}")
-        return ", ".join(parts) or "nothing to move"
+        shown = [part for part in parts if not part.endswith(" done")][:PARTS_SHOWN]
+        text = ", ".join(shown if len(parts) > PARTS_SHOWN else parts) or "nothing to move"
+        if len(parts) > PARTS_SHOWN:
+            text += f" ({len(parts)} parts, {sum(part.endswith(' done') for part in parts)} done)"
+        left_s = self.remaining_s
+        return text if not left_s else f"{text}; about {left_s:.1f} s left"
 
     def wait(self, timeout_s: float = 60.0) -> list[MoveReport]:
         """Wait until all have ended.

@@ -16,19 +16,25 @@ from typing import Any
 from tiercel.control.controller import ScaleRequest
 from tiercel.control.planner import hand_over
 from tiercel.control.plans import Plan, PlannedMove
+from tiercel.control.predict import Choice, Costs, MoveFacts, Prediction, choose, learn
+from tiercel.control.view import InstanceView
 from tiercel.core.model.keys import Key, KeySet
 from tiercel.core.model.routing import slot_of
 from tiercel.core.model.topology import instance_name, operator_of, site_of
 from tiercel.errors import UserError
+from tiercel.runtime.net.emulated_link import link_between
 from tiercel.spark.api.graph import Graph, check_whole, key_packer
 from tiercel.spark.api.moves import MoveHandle, ScaleHandle
 from tiercel.spark.cluster.backend import Backend
 from tiercel.spark.cluster.controller_thread import ControllerThread
+from tiercel.spark.cluster.load_view import LoadReader
 from tiercel.spark.cluster.supervisor import Supervisor, running_processes
 from tiercel.spark.cluster.task_slots import check_slots
 from tiercel.spark.cluster.waiting import wait_until
 from tiercel.spark.job_errors import could_not_start
 from tiercel.spark.rows.row_codec import RowCodec
+
+LEARNT_FROM = 50  # the last moves with a prediction
 
 
 class DeploymentRequests:
@@ -142,6 +148,7 @@ class DeploymentRequests:
         strategy: str,
         retries: int,
         deadline_s: float | None,
+        prediction: Prediction | None = None,
     ) -> MoveHandle:
         """Moves keys to the destination. No move is made for keys that are there already."""
         moves = tuple(
@@ -151,7 +158,49 @@ class DeploymentRequests:
         )
         deadline_ms = None if deadline_s is None else deadline_s * 1e3
         plan = Plan(moves, f"requested: {operator} to {destination}")
-        return MoveHandle(self._controller, self._controller.request(plan, retries, deadline_ms))
+        names = self._controller.request(plan, retries, deadline_ms, prediction)
+        return MoveHandle(self._controller, names, prediction)
+
+    def choice(self, operator: str, wanted: Iterable[tuple[str, KeySet]], destination: str) -> Choice:
+        """What each strategy would cost now, and the one that `auto` takes."""
+        leaving = [(owner, keys) for owner, keys in wanted if owner != destination]
+        facts = self._facts(operator, leaving, destination)
+        ended = [(r.prediction, r.duration_ms) for r in self._controller.history.reports() if r.prediction]
+        return choose(facts, learn(Costs(), ended[-LEARNT_FROM:]))
+
+    def _facts(self, operator: str, leaving: list[tuple[str, KeySet]], destination: str) -> MoveFacts:
+        deployment = self._controller.deployment
+        manifest = deployment.manifest()
+        routes = {name: self._controller.routes(name) for name in manifest.topology.operators}
+        view = LoadReader(self._controller.gauges, manifest.topology, manifest.sites_here).view(
+            0.0, self._controller.running(), routes, {}
+        )
+        sources = {i.name: i for i in view.operators[operator].instances}
+        slots, _ = routes[operator]
+        owned = Counter(route.instance for route in slots.values())
+        keys, size, rate, backlog, service_us = 0.0, 0.0, 0.0, 0, 0.0
+        latency_ms, mbit = 0.0, None
+        for owner, members in leaving:
+            load = sources.get(owner) or InstanceView(owner)
+            has = max(1, load.state_keys)
+            share = min(1.0, len(members.keys) / has if members.keys else len(members.slots) / owned[owner])
+            count = float(len(members.keys)) if members.keys else share * load.state_keys
+            keys, size = keys + count, size + load.state_bytes / has * count
+            rate, backlog = rate + load.arrivals * share, max(backlog, load.backlog_rows)
+            if load.capacity:
+                service_us = max(service_us, 1e6 / load.capacity)
+            link = link_between(manifest.links, site_of(owner), site_of(destination))
+            if link is not None:
+                latency_ms = max(latency_ms, link.latency_ms)
+                mbit = min(m for m in (mbit, link.mbit) if m) if mbit or link.mbit else None
+        standbys = self._controller.standbys()
+        return MoveFacts(
+            *(round(keys), round(size), round(rate, 1), backlog, round(service_us, 1), latency_ms, mbit),
+            deterministic=manifest.topology.operators[operator].deterministic,
+            has_standby=bool(leaving) and all(standbys.get(owner) == destination for owner, _ in leaving),
+            checkpoint_ms=manifest.settings.checkpoint_ms,
+            flip_keys_max=manifest.settings.flip_keys_max,
+        )
 
     def scale(self, operator: str, instances: Mapping[str, int], strategy: str) -> ScaleHandle:
         self._check_operator(operator)

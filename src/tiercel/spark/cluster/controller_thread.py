@@ -20,8 +20,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 import uvloop
 
-from tiercel.control.controller import Controller, RecoveryRequest, ScaleRequest, TrackedMove
+from tiercel.control.controller import Controller, MoveState, RecoveryRequest, ScaleRequest, TrackedMove
 from tiercel.control.plans import Plan
+from tiercel.control.predict import Prediction
 from tiercel.core import messages as m
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.machine.effects import Effect, Launch, Retire
@@ -37,6 +38,7 @@ from tiercel.runtime.process.gauges import CONTROLLER, GaugeBoard
 from tiercel.runtime.process.host import Host, HostConfig
 from tiercel.runtime.recovery.recover import open_storage
 from tiercel.spark.cluster.waiting import wait_until
+from tiercel.spark.move_history import MoveHistory, MoveReport
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ ANSWER_S_MAX = 30.0
 RESTART_S = 0.5  # before a failed controller is restarted
 POLL_S = 0.005
 REPORT_S = 1.0  # between two reports of an agent
+STORIES_KEPT_MAX = 5_000  # phases of moves in memory; the history on disk has the others
 ASK_AGAIN_S = 0.5  # a router that has just restarted lost the question
 
 TABLES: Final[dict[str, Any]] = {
@@ -56,6 +59,8 @@ TABLES: Final[dict[str, Any]] = {
 }
 
 
+ENDED = (MoveState.DONE.value, MoveState.UNDONE.value)
+
 T = TypeVar("T")
 Routes = tuple[dict[int, Route], dict[Key, Route]]
 
@@ -67,6 +72,16 @@ class PhaseTime(msgspec.Struct, frozen=True):
     at_s: float
     keys: int = 0
     size_bytes: int = 0
+    messages: int = 0
+    overlap: float = 1.0
+
+
+class MoveRequested(msgspec.Struct, frozen=True):
+    """When a move was requested, and what was expected of it."""
+
+    at_s: float
+    wall_s: float
+    prediction: Prediction | None
 
 
 class RecordingController(Controller):
@@ -75,8 +90,17 @@ class RecordingController(Controller):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.stories: dict[str, list[PhaseTime]] = {}
+        self.on_end: Callable[[TrackedMove], object] = lambda tracked: None
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        before = {tracked.move: tracked for tracked in self.active}
+        effects = self._on_event(event, now_ms)
+        for tracked in before.values():
+            if tracked.state in ENDED:
+                self.on_end(tracked)
+        return effects
+
+    def _on_event(self, event: Event, now_ms: float) -> list[Effect]:
         if isinstance(event, Received):
             match event.message:
                 case m.MoveStatus() as status:
@@ -95,7 +119,8 @@ class RecordingController(Controller):
     def _record(self, status: m.MoveStatus) -> None:
         story = self.stories.setdefault(status.move, [])
         if not story or story[-1].phase != status.phase:
-            story.append(PhaseTime(status.phase, time.monotonic(), status.keys, status.size_bytes))
+            facts = (status.keys, status.size_bytes, status.messages, status.overlap)
+            story.append(PhaseTime(status.phase, time.monotonic(), *facts))
 
 
 def agent_of(site: str) -> str:
@@ -127,6 +152,8 @@ class ControllerThread:
         self.gauges = GaugeBoard()  # what all processes report; that of an agent stays empty
         self.report_site: Callable[[], SiteReport] | None = None  # what an agent reports, once it is set
         self._stories: dict[str, list[PhaseTime]] = {}
+        self._requested: dict[str, MoveRequested] = {}
+        self.history = MoveHistory(deployment.directory)
         self._ending = threading.Event()
         self._failure = ""  # why the controller does not run
         self.incarnations = 0  # of the controller: a request that it has not stored is lost with one
@@ -143,6 +170,7 @@ class ControllerThread:
         storage = open_storage(self._deployment.process(self.name), manifest, self.name, TABLES)
         self._controller = RecordingController(manifest.topology, manifest.settings, storage.store.items())
         self._controller.stories = self._stories
+        self._controller.on_end = self._on_end
         self.incarnations += 1
         elsewhere = [site for site in manifest.topology.sites if site not in self._sites_here]
         peers = [*manifest.topology.sites, *map(agent_of, elsewhere)]
@@ -163,6 +191,10 @@ class ControllerThread:
                 storage=storage,
             ),
         )
+
+    @property
+    def deployment(self) -> DeploymentDir:
+        return self._deployment
 
     def is_elsewhere(self, instance: str) -> bool:
         """Whether an instance is to run in another application."""
@@ -290,9 +322,44 @@ class ControllerThread:
         except InvalidRequest as refusal:
             raise UserError.of(refusal) from refusal
 
-    def request(self, plan: Plan, retries: int, deadline_ms: float | None) -> list[str]:
+    def request(
+        self, plan: Plan, retries: int, deadline_ms: float | None, prediction: Prediction | None = None
+    ) -> list[str]:
         """Request the moves of a plan; returns their names."""
-        return self._ask(lambda controller, now: controller.request(plan, now, retries, deadline_ms))
+
+        def request(controller: Controller, now: float) -> tuple[list[str], Sequence[Effect]]:
+            names, effects = controller.request(plan, now, retries, deadline_ms)
+            asked = MoveRequested(time.monotonic(), time.time(), prediction)
+            self._requested.update(dict.fromkeys(names, asked))
+            return names, effects
+
+        return self._ask(request)
+
+    def _on_end(self, tracked: TrackedMove) -> None:
+        self.history.add(self.report(tracked))
+        for known in (self._requested, self._stories):
+            while len(known) > STORIES_KEPT_MAX:
+                known.pop(next(iter(known)))
+
+    def report(self, tracked: TrackedMove) -> MoveReport:
+        """The report of one move, or of one part of a move, as it is now."""
+        story = list(self._stories.get(tracked.move, ()))
+        first_s = story[0].at_s if story else time.monotonic()
+        at_once = MoveRequested(first_s, time.time() - (time.monotonic() - first_s), None)
+        asked = self._requested.get(tracked.move, at_once)
+        reached = {entry.phase: round((entry.at_s - asked.at_s) * 1e3, 3) for entry in reversed(story)}
+        wanted = tracked.wanted
+        return MoveReport(
+            *(tracked.move, wanted.operator, wanted.source, wanted.destination, wanted.strategy),
+            *(tracked.state, tracked.reason),
+            max((entry.keys for entry in story), default=0),
+            max((entry.size_bytes for entry in story), default=0),
+            dict(sorted(reached.items(), key=lambda item: item[1])),
+            messages=max((entry.messages for entry in story), default=0),
+            overlap=round(story[-1].overlap, 4) if story else 1.0,
+            prediction=asked.prediction,
+            requested_at=round(asked.wall_s, 3),
+        )
 
     def scale(self, request: ScaleRequest) -> None:
         self._ask(lambda controller, now: (None, controller.scale(request, now)))
