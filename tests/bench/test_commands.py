@@ -113,6 +113,8 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("reconfigure --rivals storm", "--rivals: unknown 'storm'"),
         ("reconfigure --flink-python python3", "--flink-python without Flink"),
         ("reconfigure --rivals flink-adaptive --flink-python /no/python", "no such program"),
+        ("reconfigure --sweep cars=1,2", "--sweep cars=1,2"),
+        ("reconfigure --sweep keys=many", "--sweep keys=many"),
         ("orders --units 12", "--units 12 is out of range"),
         ("orders --zipf steep", "--zipf 'steep'"),
         ("idle --pairs 0", "--pairs 0 is out of range"),

@@ -173,6 +173,9 @@ def reconfigure(
             help="Other systems beside: spark-repartition, flink-savepoint, flink-adaptive; or all."
         ),
     ] = "",
+    sweep: Annotated[
+        str, typer.Option(help="Measure for each value: state-mb=1,10 or keys=100,1000 or latency-ms=1,40.")
+    ] = "",
     flink_python: Annotated[
         str, typer.Option(help="A Python with apache-flink, for Flink; by default this one.")
     ] = "",
@@ -211,9 +214,10 @@ def reconfigure(
     from tiercel.bench.report import check_drawing
     from tiercel.bench.rivals.choice import choose_rivals
     from tiercel.bench.scenarios import reconfigure as bench_reconfigure
+    from tiercel.bench.scenarios import reconfigure_sweep
 
     _choose("--workload", [workload], bench_reconfigure.WORKLOADS)
-    beside = choose_rivals(rivals, flink_python)
+    beside, swept = choose_rivals(rivals, flink_python), reconfigure_sweep.parse_sweep(sweep)
     options = bench_reconfigure.Options(
         *(keys, state_bytes, move, rate, seconds, repeats, chosen, seed, plant_stop, out),
         workload=workload,
@@ -231,7 +235,10 @@ def reconfigure(
         check_drawing()
     with _measuring("reconfigure", as_json, out, seed) as run:
         run.settings = {k: v for k, v in vars(options).items() if k not in ("out", "seed")}
-        run.rows, run.more["repeats"] = bench_reconfigure.measure(options, run.show_progress)
+        if swept is not None:
+            run.rows, run.more["repeats"] = reconfigure_sweep.measure(options, swept, run.show_progress)
+        else:
+            run.rows, run.more["repeats"] = bench_reconfigure.measure(options, run.show_progress)
         run.show_progress("measuring the noise of this machine")
         run.more["machine_stalls"] = machine_stalls()
 
