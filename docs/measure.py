@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ PICTURES = ROOT / "docs" / "pictures"
 DRAWN = ROOT / "out" / "measured"  # commands draw there; the newest picture becomes docs/measured/NAME.png
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "apps.md")
 TIERCEL = [sys.executable, "-m", "tiercel"]
+NEXMARK = {f"q{n}": 300_000 for n in range(1, 9)} | {"q7-drrs": 100_000, "q8-drrs": 40_000}  # query -> events
+SCALED = ("q3", "q5", "q8")
 COMMANDS: dict[str, tuple[str, list[str]]] = {
     "quickstart": ("python examples/quickstart.py", [sys.executable, "examples/quickstart.py"]),
     "demo": ("make demo", [*TIERCEL, "demo"]),
@@ -75,11 +78,11 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     ),
     "traffic": (
         "tiercel bench app --app traffic --set cars=124000 --set segments=101 --set probes=20 --rate 4000 "
-        "--minutes 1 --during none,segment,half,kill --json",
+        "--minutes 1 --during none,half,segment,kill --json",
         [
             *(*TIERCEL, "bench", "app", "--app", "traffic", "--set", "cars=124000", "--set", "segments=101"),
             *("--set", "probes=20", "--rate", "4000", "--minutes", "1"),
-            *("--during", "none,segment,half,kill", "--json"),
+            *("--during", "none,half,segment,kill", "--json"),
         ],
     ),
     "words": ("tiercel bench word-recovery --json", [*TIERCEL, "bench", "word-recovery", "--json"]),
@@ -95,11 +98,17 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
                 "app --app traffic --set cars=124000 --set segments=101 --rate 0 --minutes 0.5 --during none "
                 "--json"
             ),
-            "nexmark": "nexmark --queries q1,q2,q3,q4,q5,q6,q7,q8,q7-drrs,q8-drrs --events 300000 --json",
-            "nexmark_scale": (
-                "app --app nexmark --set query=q5 --set speed=20 --rate 2000 --minutes 1 "
-                "--during none,scale,restart --json"
-            ),
+            **{
+                f"nexmark_{query}": f"nexmark --queries {query} --events {events} --json"
+                for query, events in NEXMARK.items()
+            },
+            **{
+                f"nexmark_scale_{query}": (
+                    f"app --app nexmark --set query={query} --set speed=20 --rate 2000 --minutes 0.75 "
+                    "--during none,scale,restart --json"
+                )
+                for query in SCALED
+            },
             **{
                 f"riot_{dataflow}_{dataset}": (
                     f"app --app riot --set dataflow={dataflow} --set dataset={dataset} --rate {rate} "
@@ -160,7 +169,6 @@ BENCHES = {  # the columns that the documents show; the stored file has all of t
     "words": "",
     "toll": "",
     "toll_scale": "",
-    "nexmark": "",
     **dict.fromkeys(("gauges", "offload", "skew", "soak"), ""),
     **dict.fromkeys(
         ("elastic", "elastic_wordcount", "elastic_toll"),
@@ -175,7 +183,7 @@ BENCHES = {  # the columns that the documents show; the stored file has all of t
         "hot_keys pair events_per_s without_events_per_s ratio p50_ms without_p50_ms p99_ms without_p99_ms"
     ),
 }
-APPS = ("traffic", "traffic_closed", "nexmark_scale")
+APPS = ("traffic", "traffic_closed")
 RIOT = tuple(name for name in COMMANDS if name.startswith("riot_"))
 PHASES = ("before", "during", "after")
 LINES_MAX = 40
@@ -210,8 +218,8 @@ def block(name: str) -> str:
     """The part of a stored output that the documents show."""
     if name == "headline":
         return headline()
-    if name == "riot":
-        return riot_table()
+    if name in TABLES:
+        return TABLES[name]()
     path = MEASURED / f"{name}.txt"
     if not path.exists():
         return "Not measured yet."
@@ -263,19 +271,64 @@ def app_tables(result: dict[str, Any]) -> list[str]:
 def riot_table() -> str:
     """One line for each dataflow and dataset: the load, latency and jitter around a move, the verdict."""
     phases = [f"{phase}_{what}" for what in ("p50_ms", "p99_ms", "jitter_max") for phase in PHASES]
-    rows, commands = [["dataflow", "dataset", "rate", "events_per_s", *phases, "faults"]], []
-    for name in RIOT:
+
+    def lines(result: dict[str, Any]) -> list[dict[str, Any]]:
+        settings = result["settings"]
+        facts = {name: settings[name] for name in ("dataflow", "dataset", "rate")}
+        move = next(row for row in result["rows"] if row.get("during") == "move" and phases[0] in row)
+        return [{**facts, "events_per_s": result["events_per_s"], **move, "faults": faults_of(result)}]
+
+    return merged_table(
+        list(RIOT), " ".join(["dataflow dataset rate events_per_s", *phases, "faults"]), lines
+    )
+
+
+def nexmark_table() -> str:
+    """One line for each query."""
+    return merged_table(
+        [f"nexmark_{query}" for query in NEXMARK],
+        "query tiercel_events_per_s spark_events_per_s ratio spark_batch spark_batch_s tiercel_other_run "
+        "spark_other_run rows tiercel_faults spark_faults",
+        lambda result: result["rows"],
+    )
+
+
+def nexmark_scale_table() -> str:
+    """For each query a line at rest, of a live scale-out, of one by restart."""
+
+    def lines(result: dict[str, Any]) -> list[dict[str, Any]]:
+        judged = {row["during"]: row for row in result["rows"] if "max_ms" in row and "during" in row}
+        faults = faults_of(result)
+        query = result["settings"]["query"]
+        phases = [row for row in result["rows"] if "before_p99_ms" in row]
+        return [{"query": query, **judged[row["during"]], **row, "faults": faults} for row in phases]
+
+    return merged_table(
+        [f"nexmark_scale_{query}" for query in SCALED],
+        "query during seconds before_p99_ms during_p99_ms after_p99_ms max_ms throughput_dip faults",
+        lines,
+    )
+
+
+def faults_of(result: dict[str, Any]) -> int:
+    kinds = ("lost", "doubled", "invented", "wrong", "reordered")
+    return sum(row.get(kind) or 0 for row in result["rows"] for kind in kinds)
+
+
+def merged_table(
+    names: list[str], columns: str, lines: Callable[[dict[str, Any]], list[dict[str, Any]]]
+) -> str:
+    """Rows of several stored benchmarks in one table, and the command of each."""
+    rows, commands = [columns.split()], []
+    for name in names:
         path = MEASURED / f"{name}.txt"
         if not path.exists():
             continue
         about, text = path.read_text(encoding="utf-8").split("\n", 1)
         result = json.loads(text)
-        move = next(row for row in result["rows"] if row.get("during") == "move" and phases[0] in row)
-        faults = sum(row.get(fault) or 0 for row in result["rows"] for fault in ("lost", "doubled", "wrong"))
-        settings = result["settings"]
-        cells = [settings["dataflow"], settings["dataset"], settings["rate"], result["events_per_s"]]
-        rows.append([_cell(cell) for cell in (*cells, *(move[phase] for phase in phases), faults)])
-        commands.append(f"<sub>{about}</sub>")
+        rows += [[_cell(line.get(column)) for column in columns.split()] for line in lines(result)]
+        others = result["cpu"]["others_cores"]
+        commands.append(f"<sub>{about}; cores used by other programs: {others}</sub>")
     if not commands:
         return "Not measured yet."
     body = "\n".join(aligned(rows))
@@ -321,6 +374,9 @@ def chaos_table(verdict: dict[str, Any]) -> list[str]:
         f"moves and scalings: {changes}; {starts}",
         counted,
     ]
+
+
+TABLES = {"riot": riot_table, "nexmark": nexmark_table, "nexmark_scale": nexmark_scale_table}
 
 
 def filled(text: str) -> str:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import datetime
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import islice, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tiercel import UserError
-from tiercel.apps.toll.app import TollApp, TollOptions
+from tiercel.apps.toll.app import TollApp, TollOptions, is_answered
 from tiercel.apps.toll.generator import BASE, INPUT, PERIOD, REPORT, Road, Traffic
 from tiercel.apps.toll.processors import (
     ALERT,
+    ANSWER,
     ASKS,
-    BALANCES,
+    ASKS_DAY,
     BASE_MS,
-    BEGINS,
     CAR,
-    CLEARS,
+    DAY_QUERY,
     ENTERS,
     EVENT,
     GONE,
@@ -31,7 +32,6 @@ from tiercel.apps.toll.processors import (
     STOPS,
     TOLL,
     TRAVELS,
-    Accidents,
     Accounts,
     Tolls,
     follow,
@@ -128,13 +128,14 @@ def test_a_car_stands_after_four_equal_reports_and_enters_each_segment_once() ->
         ENTERS,
         ENTERS,
         *[TRAVELS] * 3,
-        STOPS,
+        *[STOPS] * 2,
         *[TRAVELS] * 2,
-        MOVES,
+        *[MOVES] * 2,
         TRAVELS,
         LEAVES,
         ENTERS,
     ]
+    assert [row.seg for row in trial.outputs() if row.kind == STOPS] == [1, 0]  # its own and those upstream
 
 
 def event(kind: int, vid: int, second: float, **more: Any) -> dict[str, Any]:
@@ -154,18 +155,16 @@ def by_segment(processor: Any, output: str) -> Trial:
 
 
 def test_two_cars_at_one_place_are_an_accident_whatever_the_order_of_arrival() -> None:
-    trial = by_segment(Accidents(), EVENT)
+    trial = by_segment(Tolls(), NOTICE)
     trial.send(
         event(MOVES, 1, 300), event(STOPS, 2, 130), event(STOPS, 1, 100), event(STOPS, 3, 90, pos=51_000)
     )
     trial.crash()
-    trial.watermark(BASE_MS + 200_000)
-    begun = trial.outputs()
-    assert [(row.kind, row.seg, row.time, row.spd) for row in begun] == [
-        (BEGINS, seg, 130, 9) for seg in (9, 8, 7, 6, 5)
-    ]
-    trial.watermark(BASE_MS + 400_000)
-    assert [(row.kind, row.vid, row.time) for row in trial.outputs()[5:]] == [(CLEARS, 130, 300)] * 5
+    for minute in range(1, 8):
+        trial.watermark(BASE_MS + minute * 60_000)
+        trial.send(event(ENTERS, minute, minute * 60 + 1))
+    alerts = [(row.vid, row.seg) for row in trial.outputs() if row.kind == ALERT]
+    assert alerts == [(3, 9), (4, 9), (5, 9)]  # it stands from 2:10, which counts from 3:00, to 5:00
 
 
 def test_a_car_that_enters_waits_until_the_minute_before_is_complete() -> None:
@@ -181,10 +180,12 @@ def test_a_car_that_enters_waits_until_the_minute_before_is_complete() -> None:
 
 def test_an_accident_ahead_makes_the_toll_nothing_and_alerts_until_it_is_cleared() -> None:
     trial = by_segment(Tolls(), NOTICE)
-    trial.send(event(BEGINS, 10, 10, spd=11), event(BEGINS, 12, 12, spd=10, lane=2))
+    far, near = {"pos": 11 * 5280}, {"pos": 10 * 5280, "lane": 2}
+    trial.send(event(STOPS, 21, 5, **far), event(STOPS, 22, 10, **far))
+    trial.send(event(STOPS, 23, 5, **near), event(STOPS, 24, 12, **near))
     trial.watermark(BASE_MS + 60_000)
     trial.send(event(ENTERS, 1, 61))
-    trial.send(event(CLEARS, 12, 90, spd=10, lane=2), event(CLEARS, 10, 150, spd=11))
+    trial.send(event(MOVES, 24, 90, **near), event(MOVES, 21, 150, **far))
     for minute in (2, 3):
         trial.watermark(BASE_MS + minute * 60_000)
         trial.send(event(ENTERS, minute, minute * 60 + 1))
@@ -197,9 +198,7 @@ def notice(kind: int, second: float, seg: int = 0, toll: int = 0, qid: int = -1)
 
 
 def test_a_toll_is_charged_when_the_car_enters_the_next_segment_not_when_it_leaves_by_its_ramp() -> None:
-    trial = Trial(
-        Accounts(), schema=NOTICE, key="vid", output=BALANCES, time_mode="eventTime", event_time="at"
-    )
+    trial = Trial(Accounts(), schema=NOTICE, key="vid", output=ANSWER, time_mode="eventTime", event_time="at")
     trial.send(
         notice(TOLL, 60, 2, 18),  # later rows come first
         notice(QUERY, 65, qid=2),
@@ -212,7 +211,7 @@ def test_a_toll_is_charged_when_the_car_enters_the_next_segment_not_when_it_leav
     )
     trial.move(7)
     trial.watermark(BASE_MS + 300_000)
-    found = {row.qid: (row.balance, row.resultTime) for row in trial.outputs()}
+    found = {row.qid: (row.amount, row.resultTime) for row in trial.outputs()}
     assert found == {1: (0, 0), 2: (32, 60), 3: (82, 200)}
 
 
@@ -220,4 +219,21 @@ def test_a_question_goes_to_the_account_by_way_of_the_cars_segment() -> None:
     fold = Fold(follow, NO_CAR, parse_ddl(CAR), parse_ddl(EVENT))
     trial = Trial(fold, schema=INPUT, key="vid", output=EVENT)
     trial.send(report(1, 0, 6000, lane=0), (2, 0, 1, *(-1,) * 6, 44, *(-1,) * 5, at(0)))
-    assert [(row.kind, row.seg, row.qid) for row in trial.outputs()] == [(ENTERS, 1, -1), (ASKS, 1, 44)]
+    trial.send((3, 0, 1, *(-1,) * 6, 45, *(-1,) * 4, 12, at(0)))
+    assert [(row.kind, row.seg, row.qid) for row in trial.outputs()] == [
+        (ENTERS, 1, -1),
+        (ASKS, 1, 44),
+        (ASKS_DAY, 1, 45),
+    ]
+    tolls = by_segment(Tolls(), NOTICE)
+    tolls.send(*trial.outputs()[1:])
+    assert [(row.kind, row.toll, row.qid) for row in tolls.outputs()] == [(QUERY, 0, 44), (DAY_QUERY, 12, 45)]
+
+
+def test_questions_that_nobody_answers_go_no_further_than_the_forwarder() -> None:
+    kinds = Counter(row[0] for row in rows_of(Road(600, queries=0.5), 120))
+    assert set(kinds) == {0, 2, 3, 4}
+    assert kinds[2] == pytest.approx(0.25 * kinds[0], rel=0.1)
+    assert kinds[4] == pytest.approx(0.2 * kinds[0], rel=0.1)
+    asked = [SimpleNamespace(type=kind) for kind in kinds]
+    assert {one.type for one in asked if is_answered(one)} == {0, 2, 3}

@@ -18,5 +18,7 @@ def test_every_query_has_a_plain_form() -> None:
 @pytest.mark.parametrize("query", PLAIN)
 def test_both_sides_of_the_benchmark_equal_the_batch_job(query: str, spark: SparkSession) -> None:
     found = beside.measure(query, beside.BATCH, 3, lambda step: None, spark)
-    assert (found.tiercel.faults, found.spark.faults) == (0, 0), found
-    assert found.tiercel.expected > 0
+    assert (found.tiercel_faults, found.spark_faults) == (0, 0), found
+    assert found.expected > 0
+    assert 0 < found.slower_tiercel_events_per_s <= found.tiercel_events_per_s
+    assert 0 < found.slower_plain.events_per_s <= found.plain.events_per_s

@@ -1,39 +1,17 @@
-"""Ready-made operators give what Spark's own give for the same rows, while keys move and an instance dies."""
+"""Ready-made operators give what Spark's own give for drawn rows, while keys move and an instance dies."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from operators_on_spark import INSTANCES, SPEEDS, TOLLS, alike, run, speeds, tolls
-from pyspark.sql import DataFrame, SparkSession
+from operators_on_spark import INSTANCES, SPEEDS, Checked, check_beside_spark
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from tiercel import operators as ops
-
-
-def batch(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str) -> DataFrame:
-    return spark.createDataFrame(rows, schema)
-
-
-def of_windows(spark: SparkSession, column: Any, rows: list[tuple[Any, ...]]) -> DataFrame:
-    return (
-        batch(spark, rows, SPEEDS)
-        .groupBy("car", column)
-        .agg(
-            f.mean("speed"),
-            f.count("*"),
-            f.count("n"),
-            f.sum("n"),
-            f.min("speed"),
-            f.max("at"),
-            f.approx_count_distinct("n"),
-            f.slice(f.sort_array(f.collect_list("n"), asc=False), 1, 2),
-            f.min_by("id", "at"),
-        )
-    )
-
 
 AGGREGATES = (
     ops.mean("speed"),
@@ -46,87 +24,210 @@ AGGREGATES = (
     ops.top_k("n", 2),
     ops.first("id"),
 )
-WINDOWS = {
-    "tumbling": (ops.tumbling("10 seconds"), lambda: f.window("at", "10 seconds"), False),
-    "sliding": (
-        ops.sliding("15 seconds", "6 seconds"),
-        lambda: f.window("at", "15 seconds", "6 seconds"),
-        True,
-    ),
-    "session": (ops.session("2 seconds"), lambda: f.session_window("at", "2 seconds"), False),
+SO_FAR = Window.partitionBy("car").orderBy("place")
+CLOSE = "r.at >= l.at - INTERVAL 1 SECOND AND r.at <= l.at + INTERVAL 3 SECONDS"
+MINUTE = ops.tumbling("5 seconds")
+
+
+def of_windows(speeds: DataFrame, window: Column) -> DataFrame:
+    return speeds.groupBy("car", window).agg(
+        f.mean("speed"),
+        f.count("*"),
+        f.count("n"),
+        f.sum("n"),
+        f.min("speed"),
+        f.max("at"),
+        f.approx_count_distinct("n"),
+        f.slice(f.sort_array(f.collect_list("n"), asc=False), 1, 2),
+        f.min_by("id", f.struct("at", "place")),
+    )
+
+
+def windowed(window: ops.Window, by_spark: Any) -> Checked:
+    return Checked(
+        lambda speeds, tolls: speeds.window(window).agg(*AGGREGATES, instances=INSTANCES, name=by_spark[0]),
+        lambda speeds, tolls: of_windows(speeds, by_spark[1]()),
+    )
+
+
+def interval_join(how: str) -> Checked:
+    def by_spark(speeds: DataFrame, tolls: DataFrame) -> DataFrame:
+        both = speeds.alias("l").join(tolls.alias("r"), f.expr(f"l.car = r.car AND {CLOSE}"), how)
+        return both.select(
+            f.coalesce("l.car", "r.car"), "l.id", "l.n", "l.speed", "l.at", "r.id", "r.toll", "r.at"
+        )
+
+    return Checked(
+        lambda speeds, tolls: speeds.join(
+            tolls, within=("-1 second", "3 seconds"), how=how, name=f"{how}-join", instances=INSTANCES
+        ),
+        by_spark,
+    )
+
+
+def window_join_by_spark(speeds: DataFrame, tolls: DataFrame) -> DataFrame:
+    one = speeds.withColumn("window", f.window("at", "5 seconds")).alias("l")
+    other = tolls.withColumn("window", f.window("at", "5 seconds")).alias("r")
+    both = one.join(other, f.expr("l.car = r.car AND l.window = r.window"), "left")
+    return both.select("l.car", "l.window", "l.id", "l.n", "l.speed", "l.at", "r.id", "r.toll", "r.at")
+
+
+def by_row_numbers(speeds: DataFrame, tolls: DataFrame) -> DataFrame:
+    """Windows of three rows, every two rows; those that are not full are not emitted."""
+    numbered = speeds.withColumn("row", f.row_number().over(SO_FAR) - 1)
+    starts = f.explode(f.sequence(f.lit(0), f.col("row"))).alias("start")
+    inside = numbered.select("*", starts).filter("start % 2 = 0 AND row < start + 3")
+    found = inside.groupBy("car", "start").agg(f.sum("n").alias("sum"), f.count("*").alias("rows"))
+    return found.filter("rows = 3").select(
+        "car", f.struct(f.col("start").cast("long"), (f.col("start") + 3).cast("long")), "sum"
+    )
+
+
+def tops_by_spark(speeds: DataFrame, tolls: DataFrame) -> DataFrame:
+    """The two largest speeds after each row, where they have changed."""
+    ranked = f.slice(f.sort_array(f.collect_list("speed").over(SO_FAR), asc=False), 1, 2)
+    tops = speeds.withColumn("top", ranked)
+    before = f.coalesce(f.lag("top").over(SO_FAR), f.array().cast("array<double>"))
+    return tops.withColumn("before", before).filter("top <> before").select("car", "top")
+
+
+def changed_tops(rows: list[tuple[Any, ...]]) -> list[Any]:
+    """The speeds of the k largest rows of each car, without nulls, where they have changed."""
+    last: dict[str, list[float]] = {}
+    found = []
+    for car, top in rows:
+        speeds = [row.speed for row in top if row.speed is not None]
+        if speeds != last.get(car, []):
+            found.append((car, speeds))
+        last[car] = speeds
+    return found
+
+
+def firsts_by_spark(speeds: DataFrame, tolls: DataFrame) -> DataFrame:
+    """The rows that Spark's stream keeps; of equal ones the first, which Spark leaves open."""
+    spark = speeds.sparkSession
+    with tempfile.TemporaryDirectory() as place:
+        speeds.coalesce(1).write.parquet(f"{place}/rows")
+        query = (
+            spark.readStream.schema(speeds.schema)
+            .parquet(f"{place}/rows")
+            .withWatermark("at", "1 hour")
+            .dropDuplicatesWithinWatermark(["car", "id"])
+            .writeStream.format("memory")
+            .queryName("kept")
+            .trigger(availableNow=True)
+            .option("checkpointLocation", f"{place}/checkpoint")
+            .start()
+        )
+        query.awaitTermination()
+    kept = spark.createDataFrame(spark.table("kept").select("car", "id").collect(), "car string, id long")
+    rows = speeds.withColumn("times", f.row_number().over(Window.partitionBy("car", "id").orderBy("place")))
+    return rows.filter("times = 1").join(kept, ["car", "id"]).select(*speeds.columns[:-1])
+
+
+def owners(spark: SparkSession) -> DataFrame:
+    """Of every second car of the first courses."""
+    rows = [(f"{course}-{car}", f"owner {car}") for course in range(1, 20) for car in (0, 2, 4)]
+    return spark.createDataFrame(rows, "car string, owner string")
+
+
+GROUPS: dict[str, dict[str, Checked]] = {
+    "windows": {
+        "tumbling": windowed(ops.tumbling("10 seconds"), ("tumbling", lambda: f.window("at", "10 seconds"))),
+        "sliding": windowed(
+            ops.sliding("15 seconds", "6 seconds"),
+            ("sliding", lambda: f.window("at", "15 seconds", "6 seconds")),
+        ),
+        "session": windowed(
+            ops.session("2 seconds"), ("session", lambda: f.session_window("at", "2 seconds"))
+        ),
+        "rate": Checked(
+            lambda speeds, tolls: speeds.rate(
+                "10 seconds", every="5 seconds", per="1 second", instances=INSTANCES, name="rate"
+            ),
+            lambda speeds, tolls: speeds.groupBy("car", f.window("at", "10 seconds", "5 seconds")).agg(
+                f.count("*") / 10
+            ),
+        ),
+    },
+    "joins": {
+        "inner": interval_join("inner"),
+        "full": interval_join("full"),
+        "window": Checked(
+            lambda speeds, tolls: speeds.join(
+                tolls, window=MINUTE, how="left", name="window-join", instances=INSTANCES
+            ),
+            window_join_by_spark,
+        ),
+        "deduplicate": Checked(
+            lambda speeds, tolls: speeds.deduplicate("id", within="1 hour", name="once", instances=INSTANCES),
+            firsts_by_spark,
+        ),
+    },
+    "others": {
+        "running": Checked(
+            lambda speeds, tolls: speeds.aggregate(
+                ops.count("n"), ops.mean("speed"), ops.max("at"), name="running", instances=INSTANCES
+            ),
+            lambda speeds, tolls: speeds.select(
+                "car", f.count("n").over(SO_FAR), f.mean("speed").over(SO_FAR), f.max("at").over(SO_FAR)
+            ),
+        ),
+        "top": Checked(
+            lambda speeds, tolls: speeds.top_k(2, by="speed", name="top", instances=INSTANCES),
+            tops_by_spark,
+            changed_tops,
+        ),
+        "counted": Checked(
+            lambda speeds, tolls: speeds.window(ops.sliding_count(3, 2)).agg(
+                ops.sum("n"), name="counted", instances=INSTANCES
+            ),
+            by_row_numbers,
+        ),
+        "enriched": Checked(
+            lambda speeds, tolls: speeds.enrich(
+                owners(SparkSession.active()), name="enriched", instances=INSTANCES
+            ),
+            lambda speeds, tolls: speeds.join(owners(speeds.sparkSession), "car", "left").drop("place"),
+        ),
+        "many": Checked(
+            lambda speeds, tolls: speeds.aggregate(ops.count(), name="part", instances=INSTANCES).split(
+                few=lambda row: row[1] < 4, some=lambda row: row[1] < 9
+            )["some"],
+            lambda speeds, tolls: speeds.select("car", f.count("*").over(SO_FAR).alias("n")).filter(
+                "n >= 4 AND n < 9"
+            ),
+        ),
+    },
 }
 
 
-@pytest.mark.parametrize("name", WINDOWS)
-def test_windows_hold_what_spark_computes_for_them(name: str, spark: SparkSession, tmp_path: Path) -> None:
-    window, column, killed = WINDOWS[name]
-    rows = speeds(f"windows {name}")
-    frame = of_windows(spark, column(), rows)
-    wanted = [tuple(row) for row in frame.collect()]
-    found = run(
-        spark,
-        tmp_path / "storage",
-        {"speeds": (SPEEDS, rows)},
-        lambda streams: streams["speeds"].window(window).agg(*AGGREGATES, name="op", instances=INSTANCES),
-        len(wanted),
-        killed=killed,
-    )
-    assert len(wanted) > 50
-    assert alike(found) == alike(wanted)
-    schema = ops.plan_windows(batch(spark, [], SPEEDS).schema, ["car"], "at", window, AGGREGATES).schema
-    kinds = [field.dataType.simpleString() for field in frame.schema.fields]
+@pytest.mark.parametrize("group", GROUPS)
+def test_operators_give_what_sparks_own_give_while_keys_move_and_an_instance_dies(
+    group: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    check_beside_spark(spark, tmp_path / "storage", GROUPS[group], examples=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", GROUPS)
+def test_operators_give_what_sparks_own_give_on_more_drawn_rows(
+    group: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    check_beside_spark(spark, tmp_path / "storage", GROUPS[group], examples=12)
+
+
+@pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
+def test_columns_of_windows_have_the_names_and_types_of_sparks_own(name: str, spark: SparkSession) -> None:
+    windows = {
+        "tumbling": (ops.tumbling("10 seconds"), f.window("at", "10 seconds")),
+        "sliding": (ops.sliding("15 seconds", "6 seconds"), f.window("at", "15 seconds", "6 seconds")),
+        "session": (ops.session("2 seconds"), f.session_window("at", "2 seconds")),
+    }
+    window, column = windows[name]
+    empty = spark.createDataFrame([], SPEEDS)
+    schema = ops.plan_windows(empty.schema, ["car"], "at", window, AGGREGATES).schema
+    wanted = of_windows(empty.withColumn("place", f.lit(0)), column).schema
+    kinds = [field.dataType.simpleString() for field in wanted.fields]
     assert [field.dataType.simpleString() for field in schema.fields] == kinds
-    assert schema.names[2:8] == frame.schema.names[2:8]
-
-
-@pytest.mark.parametrize("how", ["inner", "full"])
-def test_a_join_gives_the_pairs_that_spark_finds(how: str, spark: SparkSession, tmp_path: Path) -> None:
-    left, right = speeds("left", 160), tolls("right", 160)
-    one, other = batch(spark, left, SPEEDS).alias("l"), batch(spark, right, TOLLS).alias("r")
-    close = f.expr("l.car = r.car AND r.at >= l.at - INTERVAL 1 SECOND AND r.at <= l.at + INTERVAL 3 SECONDS")
-    joined = one.join(other, close, how).select(
-        f.coalesce("l.car", "r.car"), "l.id", "l.n", "l.speed", "l.at", "r.id", "r.toll", "r.at"
-    )
-    wanted = [tuple(row) for row in joined.collect()]
-    found = run(
-        spark,
-        tmp_path / "storage",
-        {"speeds": (SPEEDS, left), "tolls": (TOLLS, right)},
-        lambda streams: streams["speeds"].join(
-            streams["tolls"], within=("-1 second", "3 seconds"), how=how, name="op", instances=INSTANCES
-        ),
-        len(wanted),
-        killed=how == "full",
-    )
-    assert len(wanted) > 50
-    assert alike(found) == alike(wanted)
-
-
-def test_duplicates_are_those_that_spark_drops(spark: SparkSession, tmp_path: Path) -> None:
-    rows = speeds("duplicates")
-    directory = tmp_path / "rows"
-    batch(spark, rows, SPEEDS).coalesce(1).write.parquet(str(directory))
-    query = (
-        spark.readStream.schema(batch(spark, [], SPEEDS).schema)
-        .parquet(str(directory))
-        .withWatermark("at", "1 hour")
-        .dropDuplicatesWithinWatermark(["car", "id"])
-        .writeStream.format("memory")
-        .queryName("duplicates")
-        .trigger(availableNow=True)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .start()
-    )
-    query.awaitTermination()
-    wanted = {(row.car, row.id) for row in spark.table("duplicates").collect()}
-    found = run(
-        spark,
-        tmp_path / "storage",
-        {"speeds": (SPEEDS, rows)},
-        lambda streams: streams["speeds"].deduplicate("id", within="1 hour", name="op", instances=INSTANCES),
-        len(wanted),
-    )
-    firsts = {(row[0], row[1]): row for row in reversed(rows)}
-    assert {key for key in firsts} == wanted
-    assert len(wanted) < len(rows)
-    assert alike(found) == alike(list(firsts.values()))
+    assert schema.names[2:8] == wanted.names[2:8]

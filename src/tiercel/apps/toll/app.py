@@ -3,8 +3,12 @@
 Responsible for: the streams and operators, the options, from traffic to events.
 Not responsible for: the operators (processors.py), the traffic (generator.py), the batch job (oracle.py).
 
-Rows of type 0 and 2 are one stream by car, those of type 3 another. The official files have them in one; the
-forwarder of other implementations splits them by type.
+Eight operators, three of which have state:
+
+    forwarder | cars | tolls | notifier, assessment | accounts | balances, expenditures
+
+The forwarder drops questions that nobody answers (type 4). It and the assessment run in front of the next
+operator, the notifier and the last two in front of the reader.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -21,24 +25,22 @@ from tiercel import Live, UserError
 from tiercel.apps.app import POSITION, App, Built, Event, Options, Output, Values
 from tiercel.apps.service import Service
 from tiercel.apps.times import to_ms
-from tiercel.apps.toll.generator import BASE, DAYS, EXPENDITURE, INPUT, PERIOD, REPORT, Road, Traffic
+from tiercel.apps.toll.generator import BASE, DAYS, INPUT, PERIOD, REPORT, TRAVEL_TIME, Road, Traffic
 from tiercel.apps.toll.oracle import expected
 from tiercel.apps.toll.processors import (
     ALERT,
+    ANSWER,
     BALANCES,
     BASE_MS,
     CAR,
     EVENT,
-    MOVES,
     NO_CAR,
     NOTICE,
     PAST,
+    QUERY,
     SPENT,
-    STOPS,
     TOLL,
-    Accidents,
     Accounts,
-    Expenditure,
     Tolls,
     follow,
 )
@@ -49,6 +51,7 @@ LAST_MIN = 60  # minutes behind the last event
 CARS_MIN = 60
 SEGMENT = ("xway", "dir", "seg")
 HISTORY_CARS = 2_000
+ASKED = 0.9  # questions for each one that is drawn: few cars have a history
 EXPRESSWAY_RATE = 1_700  # reports a second of one expressway at the end of the benchmark's three hours
 
 
@@ -63,19 +66,33 @@ class TollOptions(Options, frozen=True):
     service_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # that a report waits in its segment
 
 
-def is_report(event: object) -> bool:
-    kind: int = event.kind  # type: ignore[attr-defined]
-    return kind not in (STOPS, MOVES)
+def is_answered(row: Any) -> bool:
+    """The forwarder's rule."""
+    return bool(row.type != TRAVEL_TIME)
 
 
-def is_standing(event: object) -> bool:
-    kind: int = event.kind  # type: ignore[attr-defined]
-    return kind in (STOPS, MOVES)
+def is_for_driver(notice: Any) -> bool:
+    return notice.kind in (TOLL, ALERT)
 
 
-def is_for_account(notice: object) -> bool:
-    kind: int = notice.kind  # type: ignore[attr-defined]
-    return kind != ALERT
+def is_for_account(notice: Any) -> bool:
+    return bool(notice.kind != ALERT)
+
+
+def is_balance(answer: Any) -> bool:
+    return bool(answer.kind == QUERY)
+
+
+def is_expenditure(answer: Any) -> bool:
+    return bool(answer.kind != QUERY)
+
+
+def to_balance(answer: Any) -> tuple[Any, ...]:
+    return (answer.vid, answer.time, answer.at, answer.qid, answer.resultTime, answer.amount)
+
+
+def to_expenditure(answer: Any) -> tuple[Any, ...]:
+    return (answer.vid, answer.time, answer.at, answer.qid, answer.day, answer.amount)
 
 
 def _moment(values: Values, place: int) -> int:
@@ -92,7 +109,7 @@ def _found(values: Values) -> str:
 
 def _cars(options: TollOptions, rate: int) -> int:
     """Cars on the road that make so many reports and questions a second."""
-    return round(PERIOD * rate / options.speed / (1 + 0.6 * options.queries_percent / 100))
+    return round(PERIOD * rate / options.speed / (1 + ASKED * options.queries_percent / 100))
 
 
 class TollApp(App[TollOptions]):
@@ -102,7 +119,7 @@ class TollApp(App[TollOptions]):
     about = "Linear Road: segment statistics, accidents, tolls, balances, daily expenditure"
     options = TollOptions
     outputs = {  # noqa: RUF012
-        "notices": Output(("kind", "vid", "time", "qid"), lambda row: _moment(row, 3), finding=_found),
+        "notices": Output(("kind", "vid", "time"), lambda row: _moment(row, 3), finding=_found),
         "balances": Output(("qid",), lambda row: _moment(row, 2)),
         "expenditures": Output(("qid",), lambda row: _moment(row, 2)),
     }
@@ -120,7 +137,7 @@ class TollApp(App[TollOptions]):
         road = Road(cars, expressways, options.segments, asked, options.accident_every_s, HISTORY_CARS)
         for second in Traffic(road, seed).seconds():
             for ms, row in second:
-                yield ms, "expenditures" if row[0] == EXPENDITURE else "reports", row
+                yield ms, "reports", row
 
     def load_facts(self, options: TollOptions, rate: int) -> dict[str, float]:
         """The load factor is the number of expressways, each at the end of its three hours."""
@@ -146,8 +163,7 @@ class TollApp(App[TollOptions]):
 
     def build(self, live: Live, options: TollOptions, instances: Mapping[str, int]) -> Built:
         rows = live.stream("reports", INPUT, key="vid", event_time="at", delay=f"{DELAY_MS} milliseconds")
-        asked = live.stream("expenditures", INPUT, key="vid")
-        cars = rows.fold(
+        cars = rows.filter(is_answered).fold(
             follow,
             NO_CAR,
             EVENT,
@@ -156,18 +172,9 @@ class TollApp(App[TollOptions]):
             output_key=SEGMENT,
             output_event_time="at",
         )
-        accidents = cars.filter(is_standing).transform_with_state(
-            Accidents(),
-            EVENT,
-            name="accidents",
-            time_mode="eventTime",
-            output_key=SEGMENT,
-            output_event_time="at",
-        )
-        reports = cars.filter(is_report)
         if options.service_us:
-            reports = reports.filter(Service(options.service_us))
-        notices = reports.union(accidents).transform_with_state(
+            cars = cars.filter(Service(options.service_us))
+        notices = cars.transform_with_state(
             Tolls(),
             NOTICE,
             name="tolls",
@@ -176,21 +183,22 @@ class TollApp(App[TollOptions]):
             output_key="vid",
             output_event_time="at",
         )
-        balances = notices.filter(is_for_account).transform_with_state(
-            Accounts(), BALANCES, name="accounts", time_mode="eventTime"
-        )
         past = [(vid, [past_toll(vid, day) for day in range(1, DAYS + 1)]) for vid in range(1, HISTORY_CARS)]
-        spent = asked.transform_with_state(
-            Expenditure(), SPENT, name="expenditure", initial_state=live.spark.createDataFrame(past, PAST)
+        answers = notices.filter(is_for_account).transform_with_state(
+            Accounts(),
+            ANSWER,
+            name="accounts",
+            time_mode="eventTime",
+            initial_state=live.spark.createDataFrame(past, PAST),
         )
-        return Built(
-            {"reports": rows, "expenditures": asked},
-            {"notices": notices, "balances": balances, "expenditures": spent},
-            "tolls",
-        )
+        outputs = {
+            "notices": notices.filter(is_for_driver),
+            "balances": answers.filter(is_balance).map(to_balance, BALANCES),
+            "expenditures": answers.filter(is_expenditure).map(to_expenditure, SPENT),
+        }
+        return Built({"reports": rows}, outputs, "tolls")
 
     def oracle(
         self, spark: SparkSession, inputs: Mapping[str, DataFrame], options: TollOptions
     ) -> Mapping[str, DataFrame]:
-        rows = {name: frame.filter("vid > 0").drop(POSITION) for name, frame in inputs.items()}
-        return expected(spark, rows)
+        return expected(spark, inputs["reports"].filter("vid > 0").drop(POSITION))

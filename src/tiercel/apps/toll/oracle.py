@@ -9,8 +9,6 @@ and the statistics of the minutes before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pyspark.sql import DataFrame, SparkSession
 
 _STEPS = """
@@ -72,12 +70,7 @@ FROM entering e JOIN priced p USING (xway, dir, seg, minute)"""
 _NOTICES = """
 SELECT 0 AS kind, vid, time, at, xway, dir, seg, lav, toll, -1 AS qid FROM {tolls}
 UNION ALL
-SELECT 1, vid, time, at, xway, dir, accident, -1, 0, -1 FROM {tolls} WHERE accident IS NOT NULL
-UNION ALL
-SELECT 4, vid, time, at, xway, dir, seg, -1, 0, -1 FROM {steps} WHERE lane = 4
-UNION ALL
-SELECT 2, q.vid, q.time, q.at, s.xway, s.dir, s.seg, -1, 0, q.qid
-FROM {reports} q JOIN {steps} s ON q.type = 2 AND s.vid = q.vid AND s.time = q.time"""
+SELECT 1, vid, time, at, xway, dir, accident, -1, 0, -1 FROM {tolls} WHERE accident IS NOT NULL"""
 
 _BALANCES = """
 WITH doings AS (
@@ -94,17 +87,17 @@ FROM {reports} q LEFT JOIN charged c ON c.vid = q.vid AND c.at <= q.at
 WHERE q.type = 2 GROUP BY q.vid, q.time, q.at, q.qid"""
 
 _SPENT = """
-SELECT vid, time, at, qid, day, int((vid * 7919 + day * 104729) % 90 + 10) AS toll FROM {expenditures}"""
+SELECT vid, time, at, qid, day, int((vid * 7919 + day * 104729) % 90 + 10) AS toll
+FROM {reports} WHERE type = 3"""
 
 
-def expected(spark: SparkSession, inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
-    """The rows of each output; inputs are `reports` and `expenditures`."""
-    reports = inputs["reports"]
+def expected(spark: SparkSession, reports: DataFrame) -> dict[str, DataFrame]:
+    """The rows of each output, from rows of every type."""
     steps = spark.sql(_STEPS, None, reports=reports).cache()
     accidents = spark.sql(_ACCIDENTS, None, steps=steps)
     tolls = spark.sql(_TOLLS, None, steps=steps, accidents=accidents).cache()
     return {
-        "notices": spark.sql(_NOTICES, None, tolls=tolls, steps=steps, reports=reports),
+        "notices": spark.sql(_NOTICES, None, tolls=tolls),
         "balances": spark.sql(_BALANCES, None, tolls=tolls, steps=steps, reports=reports),
-        "expenditures": spark.sql(_SPENT, None, expenditures=inputs["expenditures"]),
+        "expenditures": spark.sql(_SPENT, None, reports=reports),
     }

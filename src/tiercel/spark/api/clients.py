@@ -24,7 +24,9 @@ from tiercel.runtime.client.producer import Producer
 from tiercel.runtime.client.subscriber import Subscriber
 from tiercel.runtime.client.validation import writable_hint
 from tiercel.runtime.deployment import DeploymentDir, StreamFacts
+from tiercel.spark.operators.plans import InputPlan
 from tiercel.spark.operators.processor_adapter import row_maker
+from tiercel.spark.operators.transforms import row_of_view
 from tiercel.spark.rows.columnar import WholeColumns
 from tiercel.spark.rows.row_codec import CoreRow, RowCodec, decode_payloads
 from tiercel.spark.sources.stream_reader import identities
@@ -165,12 +167,16 @@ class RowSubscriber:
         at: str = "",
         site: str = "",
         subscription: str = "",
+        view: InputPlan | None = None,
     ) -> None:
         deployment = deployment if isinstance(deployment, DeploymentDir) else DeploymentDir(deployment)
         facts = stream_facts(deployment, stream)
         self._operator = facts.written_by or stream
         self.codec = RowCodec.of(facts)
         self._make = row_maker(self.codec.names)
+        self._view = None if view is None else row_of_view(view)
+        if view is not None:
+            self.codec = RowCodec(view.schema, tuple(n for n in self.codec.key if n in view.schema.names))
         self.client = Subscriber(deployment, stream, after=after, at=at, site=site, subscription=subscription)
 
     def poll(self, timeout_s: float = 1.0) -> list[ReceivedRow]:
@@ -188,15 +194,23 @@ class RowSubscriber:
         return rows
 
     def _values(self, entry: StreamEntry) -> list[Sequence[Any]]:
-        rows = decode_payloads([output.row[2] for output in entry.outputs])
-        return rows if self.codec.plain else list(map(self.codec.values, rows))
+        payloads = decode_payloads([output.row[2] for output in entry.outputs])
+        if self._view is not None:
+            return [row for row in map(self._view, payloads) if row is not None]
+        return payloads if self.codec.plain else list(map(self.codec.values, payloads))
 
     def _rows(self, entry: StreamEntry) -> list[ReceivedRow]:
-        rows, operator, offset = map(self._make, self._values(entry)), self._operator, entry.offset
+        operator, offset = self._operator, entry.offset
+        rows: Iterable[Row | None]
+        if self._view is None:
+            rows = map(self._make, self._values(entry))
+        else:
+            rows = map(self._view, decode_payloads([output.row[2] for output in entry.outputs]))
         places = ((output, n) for output in entry.outputs for n in range(count_rows([output.row])))
         return [
             ReceivedRow(row, offset, output, operator, n)
             for row, (output, n) in zip(rows, places, strict=True)
+            if row is not None
         ]
 
     def __iter__(self) -> Iterator[ReceivedRow]:

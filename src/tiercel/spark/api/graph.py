@@ -7,6 +7,7 @@ Not responsible for: the objects that users hold (streams.py), running it (deplo
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -108,6 +109,12 @@ class Graph:
             raise UserError(f"{name!r} is declared twice", expected=f"a new name for this {what}")
         if not name or set(name) & set("|@#>~/"):
             raise UserError(f"{what} name {name!r}", expected="a name without any of | @ # > ~ /")
+
+    def new_name(self, name: str) -> str:
+        """This name, or the first of NAME-2, NAME-3, ... that nothing has."""
+        taken = self.streams.keys() | self.operators.keys()
+        names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+        return next(one for one in names if one not in taken)
 
     def check_site(self, site: str) -> str:
         if site not in self.sites:

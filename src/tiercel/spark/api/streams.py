@@ -5,7 +5,7 @@ Not responsible for: operators with state (operator_declaration.py), running any
     user code sees (operators/processor_adapter.py).
 
 A stream that was mapped or filtered is a view: its transforms run in front of the operator that reads it. A
-view becomes an operator only when it gets a new key, or when it is itself read.
+view becomes an operator only when it gets a new key, or when a DataFrame reads it. A subscriber runs them.
 """
 
 from __future__ import annotations
@@ -370,9 +370,27 @@ class LiveStream(OperatorMethods):
         stream, _ = self._inputs[0]
         if self._is_declared and self._live.graph.streams[stream].logged:
             return stream
-        copy = self._identity(f"{self.name}-copy", self.codec.key)
+        copy = self._identity(self._live.graph.new_name(f"{self.name}-copy"), self.codec.key)
         self._inputs = copy._inputs
         return copy._inputs[0][0]
+
+    def _read_as_view(self) -> tuple[str, InputPlan | None]:
+        """The stream that a subscriber reads, and what it does with each row: filter and map need no process.
+
+        All views of a stream that has no log share one copy, so they can be read one after the other.
+        """
+        stream, plan = self._inputs[0]
+        kinds = {transform.kind for transform in plan.transforms}
+        if len(self._inputs) > 1 or plan.broadcast or "flat_map" in kinds:
+            return self.read(), None  # rows of a flat_map need an identity each
+        declared = self._live.graph.streams[stream]
+        if not declared.logged:
+            copy = f"{stream}-copy"
+            if f"{copy}.out" not in self._live.graph.streams:
+                whole = LiveStream(self._live, [(stream, InputPlan(declared.codec))], declared.codec)
+                whole._identity(copy, declared.codec.key)
+            stream = f"{copy}.out"
+        return stream, plan if plan.transforms else None
 
     def subscribe(
         self, *, after: int | None = None, at: str = "", site: str = "", subscription: str = ""
@@ -386,12 +404,18 @@ class LiveStream(OperatorMethods):
         while no program reads, and slows producers down when these are too many. A reader of the same name
         continues there.
 
-        Starts the deployment.
+        The functions of `filter`, `map` and `split` run in the reader. Starts the deployment.
         """
-        stream = self.read()
+        stream, view = self._read_as_view()
         self._live.deploy()
         subscriber = RowSubscriber(
-            self._live.deployment, stream, after=after, at=at or site, site=site, subscription=subscription
+            self._live.deployment,
+            stream,
+            after=after,
+            at=at or site,
+            site=site,
+            subscription=subscription,
+            view=view,
         )
         self._live.close_at_stop(subscriber.client)
         return subscriber

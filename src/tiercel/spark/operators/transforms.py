@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, MapType, StructType
 
 from tiercel.errors import UserError
 from tiercel.spark.operators.plans import InputPlan, Transform
@@ -85,6 +85,23 @@ def reader(plan: InputPlan, seen: StructType) -> Callable[[Iterator[Any]], Rows]
         return rows
 
     return read
+
+
+def row_of_view(plan: InputPlan) -> Callable[[Any], Row | None]:
+    """What filters and maps make of one payload, as a subscriber sees it; None if a filter drops it.
+
+    The functions see rows as they do in front of a processor: structs are dicts there.
+    """
+    read, schema = reader(plan, plan.schema), plan.schema
+    inner, outer = RowCodec(schema, view=View.INPUT), RowCodec(schema)
+    make = row_maker(schema.names)
+    nested = any(isinstance(f.dataType, StructType | MapType | ArrayType) for f in schema.fields)
+
+    def see(payload: Any) -> Row | None:
+        row = next(read(iter((payload,))), None)
+        return make(outer.values(inner.payload(tuple(row)))) if row is not None and nested else row
+
+    return see
 
 
 def _pipe(transform: Transform, schema: StructType) -> Callable[[Rows], Rows]:

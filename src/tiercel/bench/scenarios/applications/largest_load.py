@@ -18,6 +18,7 @@ from typing import Any
 
 import tiercel
 from tiercel.apps.run import SLOTS, Result, Run, run
+from tiercel.apps.verdict import HEAP
 from tiercel.bench.report import Line
 
 KEPT_UP = 0.98  # of the rate: below it the load was not what it says
@@ -62,7 +63,7 @@ def search(holds: Callable[[int], bool], first: int, most: int, steps: int) -> i
 
 def measure(options: Options, show_progress: ShowProgress) -> list[Line]:
     """A row for each rate that was tried; the last one repeats the largest that held."""
-    spark = tiercel.session("tiercel-bench", slots=SLOTS)
+    spark = tiercel.session("tiercel-bench", slots=SLOTS, config=HEAP)
     rows: dict[int, Line] = {}
     chosen = options.run_at(options.rate).check()
 
