@@ -31,6 +31,7 @@ DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "
 TIERCEL = [sys.executable, "-m", "tiercel"]
 NEXMARK = {f"q{n}": 300_000 for n in range(1, 9)} | {"q7-drrs": 100_000, "q8-drrs": 40_000}  # query -> events
 SCALED = ("q3", "q5", "q8")
+APPLICATIONS = ("traffic", "toll", "nexmark", "wordcount", "keycount", "riot")
 COMMANDS: dict[str, tuple[str, list[str]]] = {
     "quickstart": ("python examples/quickstart.py", [sys.executable, "examples/quickstart.py"]),
     "demo": ("make demo", [*TIERCEL, "demo"]),
@@ -85,6 +86,13 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             *("--during", "none,half,segment,kill", "--json"),
         ],
     ),
+    **{
+        f"apps_{name}": (
+            f"tiercel app check --apps {name} --json",
+            [*TIERCEL, "app", "check", "--apps", name, "--json"],
+        )
+        for name in APPLICATIONS
+    },
     "words": ("tiercel bench word-recovery --json", [*TIERCEL, "bench", "word-recovery", "--json"]),
     **{
         name: (f"tiercel bench {line}", [*TIERCEL, "bench", *line.split()])
@@ -283,6 +291,12 @@ def riot_table() -> str:
     )
 
 
+def apps_table() -> str:
+    """One line for each form of each application: what happened inside the run, and the oracle's verdict."""
+    columns = "application options events move_s scale_s kill_s expected found faults"
+    return merged_table([f"apps_{name}" for name in APPLICATIONS], columns, lambda result: result["rows"])
+
+
 def nexmark_table() -> str:
     """One line for each query."""
     return merged_table(
@@ -327,8 +341,9 @@ def merged_table(
         about, text = path.read_text(encoding="utf-8").split("\n", 1)
         result = json.loads(text)
         rows += [[_cell(line.get(column)) for column in columns.split()] for line in lines(result)]
-        others = result["cpu"]["others_cores"]
-        commands.append(f"<sub>{about}; cores used by other programs: {others}</sub>")
+        cpu = result.get("cpu")
+        others = f"; cores used by other programs: {cpu['others_cores']}" if cpu else ""
+        commands.append(f"<sub>{about}{others}</sub>")
     if not commands:
         return "Not measured yet."
     body = "\n".join(aligned(rows))
@@ -376,7 +391,12 @@ def chaos_table(verdict: dict[str, Any]) -> list[str]:
     ]
 
 
-TABLES = {"riot": riot_table, "nexmark": nexmark_table, "nexmark_scale": nexmark_scale_table}
+TABLES = {
+    "apps": apps_table,
+    "riot": riot_table,
+    "nexmark": nexmark_table,
+    "nexmark_scale": nexmark_scale_table,
+}
 
 
 def filled(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from tiercel import UserError
 from tiercel.apps.app import parse_options
-from tiercel.apps.riot import tasks
+from tiercel.apps.riot import chained, tasks
 from tiercel.apps.riot.app import RiotApp, RiotOptions
 from tiercel.apps.riot.generator import BASE, DATASETS, MESSAGE, Messages
 from tiercel.spark.operators.folds import Fold
@@ -41,6 +42,25 @@ def folded(step: Any, initial: Any, state: str, output: str, rows: list[Any], sc
     trial.crash()
     trial.send(*rows[half:])
     return trial.outputs()
+
+
+def named(rows: Sequence[Sequence[Any]], schema: str = MESSAGE) -> list[Any]:
+    row_type = msgspec.defstruct("Named", parse_ddl(schema).names)
+    return [row_type(*row) for row in rows]
+
+
+def stepped(
+    step: Any, initial: Any, rows: Sequence[Sequence[Any]], schema: str, key: Sequence[int]
+) -> list[tuple[Any, ...]]:
+    """The outputs of a step function, by hand: a state for each key."""
+    states: dict[tuple[Any, ...], Any] = {}
+    found = []
+    for row, one in zip(rows, named(rows, schema), strict=True):
+        place = tuple(row[n] for n in key)
+        states[place], output = step(states.get(place) or initial, one)
+        if output is not None:
+            found.append(output)
+    return found
 
 
 def test_messages_have_the_sizes_and_missing_values_of_the_public_samples() -> None:
@@ -148,6 +168,57 @@ def test_a_new_model_counts_from_its_place_among_the_messages_of_its_sensor() ->
         (1, 19, "VeryGood"),
         (2, 19, "VeryGood"),
         (3, 22, "VeryGood"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["city", "taxi"])
+def test_chained_tasks_give_what_the_separate_ones_give(name: str) -> None:
+    dataset = DATASETS[name]
+    rows = [row for _, row in islice(Messages(dataset, 7).rows(100), 150)]
+    messages = [(n, f"{sensor[0]}{int(sensor[1:]) % 3}", *rest) for n, sensor, *rest in rows]
+    checked = [one for row in named(messages) for one in tasks.Parse(dataset, checked=True)(row)]
+    separate = stepped(tasks.Interpolate(dataset.interpolate), ([],), checked, tasks.OBSERVATION, (1, 2))
+    joined = stepped(tasks.Join(dataset), ([], []), separate, tasks.OBSERVATION, (0,))
+    etl = folded(chained.Etl(dataset), ([],), "last array<array<double>>", tasks.JOINED, messages, MESSAGE)
+    assert sorted(map(tuple, etl)) == sorted(joined)
+
+    plain = [one for row in named(messages) for one in tasks.Parse(dataset, checked=False)(row)]
+    means = stepped(tasks.BlockAverage(dataset.block), (0, 0, 0.0), plain, tasks.OBSERVATION, (1, 2))
+    filtered = stepped(tasks.kalman, (0, 0.0, tasks.FIRST_ERROR), plain, tasks.OBSERVATION, (1, 2))
+    ahead = stepped(tasks.regress, ([],), filtered, tasks.FILTERED, (0, 1))
+    found = folded(
+        chained.Statistics(dataset),
+        chained.NO_STATISTICS,
+        chained.STATISTICS_STATE,
+        chained.STATISTICS,
+        messages,
+        MESSAGE,
+    )
+    fields = list(dataset.fields)
+    averages = {
+        (row.sensor, field, row.n // dataset.block - 1): value
+        for row in found
+        for field, value in zip(fields, row.averages or [], strict=False)
+    }
+    predictions = {
+        (row.sensor, field, row.n): value
+        for row in found
+        for field, value in zip(fields, row.predictions or [], strict=False)
+    }
+    assert averages == {row[:3]: pytest.approx(row[3]) for row in means}
+    assert predictions == {row[:3]: pytest.approx(row[3]) for row in ahead}
+    assert len(predictions) > 50
+
+
+def test_a_sensor_is_active_once_in_each_window_and_field() -> None:
+    text = msgspec.json.encode({"e": [{"n": name, "v": "1"} for name in CITY.fields]}).decode()
+    times = [0, 1, 9_999, 10_000, 25_000]
+    rows = [(n, "s1", text, None, BASE + datetime.timedelta(milliseconds=ms)) for n, ms in enumerate(times)]
+    found = folded(chained.Active(CITY), (0, 0), "end bigint, seen int", chained.ACTIVE, rows, MESSAGE)
+    assert [(row.field, row.at) for row in found] == [
+        (field, BASE + datetime.timedelta(milliseconds=ms))
+        for ms in (0, 10_000, 25_000)
+        for field in CITY.fields
     ]
 
 

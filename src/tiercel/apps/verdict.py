@@ -116,6 +116,10 @@ def _numbered(frame: DataFrame, identity: Sequence[str], values: Sequence[str]) 
 
 
 def _equal(left: Column, right: Column, kind: t.DataType) -> Column:
+    if isinstance(kind, t.ArrayType) and isinstance(kind.elementType, t.DoubleType | t.FloatType):
+        pairs = f.zip_with(left, right, lambda one, other: _equal(one, other, kind.elementType))
+        all_close = (f.size(left) == f.size(right)) & f.forall(pairs, lambda close: close)
+        return left.eqNullSafe(right) | f.coalesce(all_close, f.lit(False))
     if not isinstance(kind, t.DoubleType | t.FloatType):
         return left.eqNullSafe(right)
     scale = f.greatest(f.abs(left), f.abs(right), f.lit(1.0))

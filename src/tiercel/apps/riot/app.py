@@ -16,13 +16,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tiercel import Live, LiveStream
 from tiercel.apps.app import App, Built, Event, Options, Output, Values
-from tiercel.apps.riot import oracle, tasks
+from tiercel.apps.riot import chained, oracle, tasks
 from tiercel.apps.riot.generator import (
     BASE,
     BASE_MS,
     DATASETS,
     FIRST_MSGID,
     MESSAGE,
+    Dataset,
     Messages,
     known_sensors,
     model_row,
@@ -39,10 +40,11 @@ Instances = Mapping[str, int]
 
 
 class RiotOptions(Options, frozen=True):
-    """Which dataflow, on which messages."""
+    """Which dataflow, on which messages; whether ETL and STATS are one operator for each task."""
 
     dataflow: Literal["etl", "stats", "pred"] = "etl"
     dataset: Literal["city", "taxi"] = "city"
+    tasks: Literal["separate", "chained"] = "separate"
 
 
 def _at(place: int) -> Any:
@@ -62,6 +64,7 @@ class RiotApp(App[RiotOptions]):
         "etl": Output(("msgid",), _at(5)),
         "averages": Output(("sensor", "field", "n"), _at(4), order="n"),
         "predictions": Output(("sensor", "field", "n"), _at(4), order="n"),
+        "statistics": Output(("sensor", "n"), _at(4), order="n"),
         "sensors": Output(("field", "windowEnd"), lambda row: _at(1)(row) + DELAY_MS),
         "pred": Output(
             ("msgid",), _at(5), finding=lambda row: f"{row[1]}: bad" if row[2] == tasks.CLASSES[-1] else ""
@@ -104,6 +107,8 @@ class RiotApp(App[RiotOptions]):
                 instances=instances,
             )
             return Built({"messages": messages}, {"pred": found}, "predict")
+        if options.tasks == "chained":
+            return Built({"messages": messages}, *self._chained(messages, dataset, timed, instances))
         parse = tasks.Parse(dataset, checked=not timed)
         fields = messages.flat_map(parse, tasks.OBSERVATION).key_by(*FIELD, name="fields")
         if timed:
@@ -125,6 +130,41 @@ class RiotApp(App[RiotOptions]):
             name="join",
         )
         return Built({"messages": messages}, {"etl": joined}, "interpolation")
+
+    def _chained(
+        self, messages: LiveStream, dataset: Dataset, timed: bool, instances: Instances
+    ) -> tuple[dict[str, LiveStream], str]:
+        if not timed:
+            joined = messages.fold(
+                chained.Etl(dataset),
+                ([],),
+                tasks.JOINED,
+                state_schema="last array<array<double>>",
+                name="etl",
+                instances=instances,
+            )
+            return {"etl": joined}, "etl"
+        statistics = messages.fold(
+            chained.Statistics(dataset),
+            chained.NO_STATISTICS,
+            chained.STATISTICS,
+            state_schema=chained.STATISTICS_STATE,
+            name="statistics",
+            instances=instances,
+        )
+        active = messages.fold(
+            chained.Active(dataset),
+            (0, 0),
+            chained.ACTIVE,
+            state_schema="end bigint, seen int",
+            name="active",
+            output_key="field",
+            output_event_time="at",
+        )
+        sensors = active.transform_with_state(
+            tasks.DistinctSensors(), tasks.DISTINCT, name="distinct-sensors", time_mode="eventTime"
+        )
+        return {"statistics": statistics, "sensors": sensors}, "statistics"
 
     def _stats(
         self, fields: LiveStream, block: int, instances: Instances
@@ -161,6 +201,7 @@ class RiotApp(App[RiotOptions]):
             case "etl":
                 return oracle.expected_etl(spark, messages, dataset)
             case "stats":
-                return oracle.expected_stats(spark, messages, dataset)
+                found = oracle.expected_stats(spark, messages, dataset)
+                return oracle.by_message(found, dataset) if options.tasks == "chained" else found
             case "pred":
                 return oracle.expected_pred(spark, messages, dataset)

@@ -125,6 +125,21 @@ def expected_stats(spark: SparkSession, messages: DataFrame, dataset: Dataset) -
     return {"averages": averages, "predictions": predictions, "sensors": sensors}
 
 
+def by_message(found: Mapping[str, DataFrame], dataset: Dataset) -> Mapping[str, DataFrame]:
+    """The same averages and predictions, a row for each message that has some: all fields have the same n."""
+    place = f.array_position(f.array(*map(f.lit, dataset.fields)), f.col("field"))
+    in_order = f.array_sort(f.collect_list(f.struct(place, "mean")))
+    means = f.transform(in_order, lambda one: one["mean"])
+    last = ((f.col("block") + 1) * dataset.block).alias("n")
+    averages = found["averages"].groupBy("sensor", last, "at").agg(means.alias("averages"))
+    predictions = found["predictions"].groupBy("sensor", "n", "at").agg(means.alias("predictions"))
+    both = averages.join(predictions, ["sensor", "n", "at"], "full")
+    return {
+        "statistics": both.select("sensor", "n", "averages", "predictions", "at"),
+        "sensors": found["sensors"],
+    }
+
+
 def _predictions(group: pd.DataFrame) -> pd.DataFrame:
     group = group.sort_values(POSITION)
     estimate, error = 0.0, 30.0
