@@ -119,8 +119,8 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             },
             **{
                 f"riot_{dataflow}_{dataset}": (
-                    f"app --app riot --set dataflow={dataflow} --set dataset={dataset} --rate {rate} "
-                    "--minutes 0.5 --during none,move --json"
+                    f"app --app riot --set dataflow={dataflow} --set dataset={dataset} --set tasks=chained "
+                    f"--rate {rate} --minutes 0.4 --during none,move --json"
                 )
                 for dataset, rate in (("city", 7_000), ("taxi", 4_000))
                 for dataflow in ("etl", "stats", "pred")
