@@ -48,8 +48,8 @@ class Drawn:
     """One course of things: rows, when keys begin to move, and when which instance of which operator dies."""
 
     rows: list[tuple[int, int, int | None, float | None, int]]  # car, id, n, speed, late by ms
-    move_at: float
-    kill_at: float
+    move_at: float  # share of the rows before
+    kill_at: float  # share of the rows behind that
     to: int
     operator: int
     killed: int
@@ -137,7 +137,10 @@ class Beside:
     ) -> None:
         live, count = self._live, len(speeds)
         moves: list[Any] = []
-        move_at, kill_at = int(drawn.move_at * count), int(drawn.kill_at * count)
+        move_at = int(drawn.move_at * count)
+        kill_at = move_at + int(
+            drawn.kill_at * (count - move_at)
+        )  # nothing moves to an instance that is dead
         for n in range(count):
             if n == move_at:
                 self._flush()

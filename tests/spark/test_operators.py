@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from operators_on_spark import INSTANCES, SPEEDS, Checked, check_beside_spark
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
 from pyspark.sql import functions as f
 
 from tiercel import operators as ops
@@ -24,9 +24,13 @@ AGGREGATES = (
     ops.top_k("n", 2),
     ops.first("id"),
 )
-SO_FAR = Window.partitionBy("car").orderBy("place")
 CLOSE = "r.at >= l.at - INTERVAL 1 SECOND AND r.at <= l.at + INTERVAL 3 SECONDS"
 MINUTE = ops.tumbling("5 seconds")
+
+
+def so_far() -> WindowSpec:
+    """The rows of a car up to this one."""
+    return Window.partitionBy("car").orderBy("place")
 
 
 def of_windows(speeds: DataFrame, window: Column) -> DataFrame:
@@ -74,7 +78,7 @@ def window_join_by_spark(speeds: DataFrame, tolls: DataFrame) -> DataFrame:
 
 def by_row_numbers(speeds: DataFrame, tolls: DataFrame) -> DataFrame:
     """Windows of three rows, every two rows; those that are not full are not emitted."""
-    numbered = speeds.withColumn("row", f.row_number().over(SO_FAR) - 1)
+    numbered = speeds.withColumn("row", f.row_number().over(so_far()) - 1)
     starts = f.explode(f.sequence(f.lit(0), f.col("row"))).alias("start")
     inside = numbered.select("*", starts).filter("start % 2 = 0 AND row < start + 3")
     found = inside.groupBy("car", "start").agg(f.sum("n").alias("sum"), f.count("*").alias("rows"))
@@ -85,9 +89,9 @@ def by_row_numbers(speeds: DataFrame, tolls: DataFrame) -> DataFrame:
 
 def tops_by_spark(speeds: DataFrame, tolls: DataFrame) -> DataFrame:
     """The two largest speeds after each row, where they have changed."""
-    ranked = f.slice(f.sort_array(f.collect_list("speed").over(SO_FAR), asc=False), 1, 2)
+    ranked = f.slice(f.sort_array(f.collect_list("speed").over(so_far()), asc=False), 1, 2)
     tops = speeds.withColumn("top", ranked)
-    before = f.coalesce(f.lag("top").over(SO_FAR), f.array().cast("array<double>"))
+    before = f.coalesce(f.lag("top").over(so_far()), f.array().cast("array<double>"))
     return tops.withColumn("before", before).filter("top <> before").select("car", "top")
 
 
@@ -170,7 +174,7 @@ GROUPS: dict[str, dict[str, Checked]] = {
                 ops.count("n"), ops.mean("speed"), ops.max("at"), name="running", instances=INSTANCES
             ),
             lambda speeds, tolls: speeds.select(
-                "car", f.count("n").over(SO_FAR), f.mean("speed").over(SO_FAR), f.max("at").over(SO_FAR)
+                "car", f.count("n").over(so_far()), f.mean("speed").over(so_far()), f.max("at").over(so_far())
             ),
         ),
         "top": Checked(
@@ -194,7 +198,7 @@ GROUPS: dict[str, dict[str, Checked]] = {
             lambda speeds, tolls: speeds.aggregate(ops.count(), name="part", instances=INSTANCES).split(
                 few=lambda row: row[1] < 4, some=lambda row: row[1] < 9
             )["some"],
-            lambda speeds, tolls: speeds.select("car", f.count("*").over(SO_FAR).alias("n")).filter(
+            lambda speeds, tolls: speeds.select("car", f.count("*").over(so_far()).alias("n")).filter(
                 "n >= 4 AND n < 9"
             ),
         ),

@@ -11,8 +11,10 @@ from tiercel.apps.run import Run, run
 CHANGES = ["move", "scale", "kill"]
 
 
-def check(spark: SparkSession, dataflow: str, dataset: str, rate: int, seconds: float) -> None:
-    options = {"dataflow": dataflow, "dataset": dataset}
+def check(
+    spark: SparkSession, dataflow: str, dataset: str, rate: int, seconds: float, tasks: str = "separate"
+) -> None:
+    options = {"dataflow": dataflow, "dataset": dataset, "tasks": tasks}
     wanted = Run(find_app("riot"), options, seed=4, rate=rate, seconds=seconds, during=CHANGES)
     found = run(wanted, spark=spark)
     assert found.good, found.outputs
@@ -32,3 +34,11 @@ def test_a_dataflow_equals_the_batch_job_with_changes_inside(
     spark: SparkSession, dataflow: str, dataset: str
 ) -> None:
     check(spark, dataflow, dataset, 600, 20)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("dataflow", "dataset"), [("etl", "city"), ("stats", "taxi")])
+def test_chained_tasks_equal_the_batch_job_of_the_separate_ones_with_changes_inside(
+    spark: SparkSession, dataflow: str, dataset: str
+) -> None:
+    check(spark, dataflow, dataset, 2_000, 10, "chained")

@@ -43,6 +43,11 @@ FORMS = (
         for dataflow in ("etl", "stats", "pred")
         for dataset in ("city", "taxi")
     ),
+    *(
+        Form("riot", {"dataflow": dataflow, "dataset": dataset, "tasks": "chained"}, 2_000)
+        for dataflow in ("etl", "stats")
+        for dataset in ("city", "taxi")
+    ),
 )
 
 

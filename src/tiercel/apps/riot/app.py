@@ -64,10 +64,13 @@ class RiotApp(App[RiotOptions]):
         "etl": Output(("msgid",), _at(5)),
         "averages": Output(("sensor", "field", "n"), _at(4), order="n"),
         "predictions": Output(("sensor", "field", "n"), _at(4), order="n"),
-        "statistics": Output(("sensor", "n"), _at(4), order="n"),
+        "statistics": Output(("sensor", "n"), _at(4), order="n", key="sensor"),
         "sensors": Output(("field", "windowEnd"), lambda row: _at(1)(row) + DELAY_MS),
         "pred": Output(
-            ("msgid",), _at(5), finding=lambda row: f"{row[1]}: bad" if row[2] == tasks.CLASSES[-1] else ""
+            ("msgid",),
+            _at(5),
+            key="sensor",
+            finding=lambda row: f"{row[1]}: bad" if row[2] == tasks.CLASSES[-1] else "",
         ),
     }
 
