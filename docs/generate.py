@@ -442,6 +442,16 @@ RULES: dict[str, Rule] = {
             "router.device_rows:DeviceRows.route_rows",
         ),
     ),
+    "R46": Rule(
+        "A bundle stays whole where its keys are treated alike; elsewhere it is taken apart, in order.",
+        (
+            "logs.inbox:Inbox.owner_of_bundle",
+            "logs.inbox:Inbox.bundles_first",
+            "migration.instance_moves:InstanceMoves.without_bundles_of_moves",
+            "instance.processing:Processing.may_stay_whole",
+            "router.outputs:OutputAdmission.each_alone",
+        ),
+    ),
 }
 
 

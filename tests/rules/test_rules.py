@@ -41,7 +41,7 @@ SEEDS_MAX = 60  # a seed that shifted a little is found again; one that did not 
 REGENERATE = "tiercel sim --mutants --seeds 400 --jobs 1 --json > tests/rules/killers.json"
 A, B = "op@a#0", "op@b#0"
 UNUSED, OTHER = "op@a#1", "op@a#2"
-RULES = {f"R{n}" for n in (*range(1, 33), 35, 40, 45)}  # the others are not built
+RULES = {f"R{n}" for n in (*range(1, 33), 35, 40, 45, 46)}  # the others are not built
 SLOT_0 = KeySet(slots=frozenset({0}))
 
 
@@ -866,3 +866,8 @@ def test_R40_a_copy_without_one_of_its_increments_does_not_count() -> None:
 def test_R40_the_copy_of_an_earlier_incarnation_does_not_count() -> None:
     assert count_behind_a_move_to_a_standby("", restarts=True) == 3
     assert count_behind_a_move_to_a_standby("copy-of-another-session", restarts=True) == 2
+
+
+@mutants_of("R46")
+def test_R46_a_bundle_is_taken_apart_where_its_keys_are_not_treated_alike(mutant: str) -> None:
+    assert_noticed(mutant)

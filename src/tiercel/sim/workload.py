@@ -13,7 +13,8 @@ from zlib import crc32
 
 import msgspec
 
-from tiercel.core.instance.user_code import Fold
+from tiercel.core.instance.user_code import BundleCode, Fold
+from tiercel.core.model.bundle import bundled, open_bundle
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Row
 from tiercel.core.model.row_batch import join, singles
@@ -72,8 +73,49 @@ def plain(row: Row) -> list[Row]:
         if type(payload) is bytes:
             event_time, payload = _decode(payload)
             payload = _tuples(payload)
+        elif type(payload) in (tuple, list) and type(payload[-1]) is bytes and len(payload) == 2:
+            event_time, inner = _decode(payload[1])  # with the number of its input
+            payload = (payload[0], _tuples(inner))
         found.append((key, event_time, payload))
     return found
+
+
+def in_bundles(rows: list[Row], slots: int, n: int, *, timed: bool) -> list[Row]:
+    """Single encoded rows as the bundles of the nth frame: of all slots, of half of them, a quarter, ..."""
+    return bundled(rows, slots, max(1, slots >> n % 4), timed=timed)
+
+
+class PlainBundles:
+    """How the simulated operators read bundles: their outputs may have other keys, and have event times."""
+
+    joins = False
+
+    def __init__(self, code: PlainCode) -> None:
+        self._code = code
+
+    def width(self, rows: int, slots: int) -> int:
+        return max(1, slots >> rows % 4)
+
+    def unpack(self, payload: Any) -> tuple[list[Key], list[Any]]:
+        row: Row = (b"", 0, payload)
+        singles_of = [one for each in open_bundle(row) for one in plain(each)]
+        self._code.spend(len(singles_of))
+        keys = [key for key, _, _ in singles_of]
+        if self._code.fold is not None:
+            return keys, singles_of
+        return keys, [(event_time, content) for _, event_time, content in singles_of]
+
+    def internal(self, output: Row) -> Row:
+        return output
+
+    def rows(self, key: Key, made: list[Row]) -> Iterable[Row]:
+        return self._code.output_rows(key, iter(made))
+
+    def payload(self, keys: list[Key], made: list[Any]) -> bytes:
+        raise AssertionError(made)
+
+    def advance(self, kept: Any, given: Row) -> tuple[Any, Any]:
+        return self._code.processor.advance(kept, given)  # type: ignore[no-any-return]
 
 
 def _tuples(value: Any) -> Any:
@@ -85,21 +127,34 @@ class PlainCode:
 
     `folded`: a processor that has a step function too is run by that. It must not make a difference.
     `encodes`: its outputs are bytes, and those of one call are runs. A fold has a call for each row.
+    `joins`: False where an operator is in event time, as then each row has its own.
+    `bundles`: it reads bundles; otherwise they are taken apart for it.
     `row_ms`: the simulated time of one row; `take_spent_ms` returns the sum since its last call.
     """
 
     fold: Fold | None = None
+    bundles: BundleCode | None = None
 
     def __init__(
-        self, processor: Any, *, folded: bool = False, encodes: bool = False, row_ms: float = 0.0
+        self,
+        processor: Any,
+        *,
+        folded: bool = False,
+        encodes: bool = False,
+        row_ms: float = 0.0,
+        joins: bool = True,
+        bundles: bool = False,
     ) -> None:
         self.processor = processor
         self._row_ms = row_ms
         self._spent_ms = 0.0
         self._encodes = encodes
-        self._joins = not hasattr(processor, "advance")
-        if folded and not self._joins:
+        steps = hasattr(processor, "advance")
+        self._joins = joins and not steps
+        if folded and steps:
             self.fold = Fold("digest", self._advance)
+        if bundles:
+            self.bundles = PlainBundles(self)
 
     def state_codec(self, name: str, schema: Any) -> Codec:
         return kept_as_given(name, schema)
@@ -112,7 +167,7 @@ class PlainCode:
 
     def user_rows(self, rows: list[Row]) -> Iterator[tuple[int, Any]]:
         mine = [(one[1], one[2]) for row in rows for one in plain(row)]
-        self._spent_ms += self._row_ms * len(mine)
+        self.spend(len(mine))
         return iter(mine)
 
     def output_row(self, key: Key, output: Any) -> Row:
@@ -128,6 +183,10 @@ class PlainCode:
             kept, output = self.processor.advance(kept, one)
             made.append(output)
         return kept, encoded(made, joins=False) if self._encodes else made
+
+    def spend(self, rows: int) -> None:
+        """The simulated time of these rows passes."""
+        self._spent_ms += self._row_ms * rows
 
     def take_spent_ms(self) -> float:
         """The simulated time of user code since the last call of this."""

@@ -51,6 +51,7 @@ from tiercel.core.machine.events import (
 )
 from tiercel.core.machine.names import Timer, TimerKind, TimerName
 from tiercel.core.migration.parallel_recovery import is_of_share
+from tiercel.core.model.bundle import open_outputs
 from tiercel.core.model.keys import Key, KeySet, StateImage, StoredKeyInfo
 from tiercel.core.model.log import Output, Row, Takeover
 from tiercel.core.model.routing import Route
@@ -375,10 +376,10 @@ class InMemoryDriver:
         return [x for s, t, x in self.sent if s == sender and t == to and isinstance(x, kind)]
 
     def outputs(self, stream: str = "out") -> list[Output]:
-        """The entries of a stream's output log."""
+        """The outputs in a stream's log, each alone."""
         disk = self.disks[self.topology.streams[stream].home]
         offsets = sorted(k[2] for k in disk if k[:2] == ("inbox", stream))
-        return [output for o in offsets for output in disk["inbox", stream, o].outputs]
+        return open_outputs([output for o in offsets for output in disk["inbox", stream, o].outputs])
 
     def log(self, site: str, inbox: str = "op") -> list[Any]:
         """The entries of an inbox at a site that are not trimmed."""

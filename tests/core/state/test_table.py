@@ -14,7 +14,7 @@ def test_due_timers_are_found_in_order_and_once() -> None:
     keys = space()
     for key, timers in ((b"a", [30, 10]), (b"b", [5]), (b"c", [99])):
         state = keys.state(key)
-        state.timers.update(timers)
+        state.timers = set(timers)
         keys.touched(key, state, timers)
     assert keys.due(30) == [b"b", b"a"]
     assert keys.due(30) == []

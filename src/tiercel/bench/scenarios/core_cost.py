@@ -84,6 +84,7 @@ class PlainAdapter:
     """The minimum of a processor adapter: decodes each key once, wraps rows, passes outputs on."""
 
     fold: Fold | None = None
+    bundles = None
 
     def __init__(self) -> None:
         self.processor = RunningAverage()

@@ -32,6 +32,7 @@ from tiercel.core.machine.events import CheckpointLoaded, Continued, Event, Rece
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.stored import CheckpointHeader
 from tiercel.core.migration.phases import SourceInstancePhase
+from tiercel.core.model.bundle import is_bundle, keys_of
 from tiercel.core.model.keys import Key, KeySet, StoredKeyInfo
 from tiercel.core.model.log import Adopt, Compare, Done, Entry, Flip, TakenOver, Tick, Watermark
 from tiercel.core.model.routing import RouteUpdate, RoutingTable, slot_of
@@ -93,6 +94,8 @@ def _of_entries(instance: PrefetchPort, entries: list[Entry]) -> Iterator[Key]:
         for row in entry.all_rows():
             if row[0] in evicted:
                 yield row[0]
+            elif is_bundle(row[0]):
+                yield from [key for key in keys_of(row) if key in evicted]
         if entry.control is not None:
             controls.append(entry)
     if controls:

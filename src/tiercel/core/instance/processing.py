@@ -7,18 +7,24 @@ Not responsible for: attaching, loading and messages (instance.py), user code (u
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Protocol
 
+import msgspec
+
 from tiercel.core import messages as m
+from tiercel.core.instance.bundle_calls import BundleCalls
 from tiercel.core.instance.checkpoint_writer import CheckpointWriter
 from tiercel.core.instance.row_queue import RowQueue
 from tiercel.core.instance.user_code import ProcessorRunner
 from tiercel.core.machine.step import Step
 from tiercel.core.migration.instance_moves import InstanceMoves
+from tiercel.core.model.bundle import MalformedBundle, are_apart, is_bundle, opened
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Entry, EpochOverride, Output, Row, TakenOver, Tick, Watermark
 from tiercel.core.model.routing import RouteUpdate, RoutingTable
 from tiercel.core.model.row_batch import count_rows
+from tiercel.core.state.handle import KeyState
 from tiercel.core.state.table import StateTable
 
 
@@ -86,6 +92,8 @@ class Processing:
         """Call user code once per key, in the order of the keys' first rows."""
         instance = self.instance
         self.rows += count_rows(rows)
+        if rows and is_bundle(rows[0][0]):
+            rows = self._call_bundles(rows, entry)
         if instance.runner.folds:
             self._fold_all(rows, entry.offset)
             return
@@ -109,6 +117,41 @@ class Processing:
             if new_timers or not state.values:
                 space.touched(key, state, new_timers)
         space.dirty.update(dict.fromkeys(by_key))
+
+    def _call_bundles(self, rows: list[Row], entry: Entry) -> list[Row]:
+        """Process the bundles at the beginning of these rows; returns the rows that are left."""
+        instance, runner = self.instance, self.instance.runner
+        bundles = list(takewhile(lambda row: is_bundle(row[0]), rows))
+        others = rows[len(bundles) :]
+        if runner.bundles is None or not self.may_stay_whole(bundles, others, entry):
+            return self._open(rows, entry)
+        calls = BundleCalls(runner, runner.bundles, instance.space, instance.routes.count)
+        closed: list[Row] = []
+        for row in bundles:
+            try:
+                calls.call(row, entry.time_ms, instance.watermark_ms, entry.offset, self._out)
+            except (msgspec.DecodeError, MalformedBundle):
+                closed.append(row)  # some row of it does not fit, and becomes a dead letter
+        calls.finish(entry.offset, self._out)
+        return [*self._open(closed, entry), *others]
+
+    def may_stay_whole(self, bundles: list[Row], others: list[Row], entry: Entry) -> bool:
+        """Rule R12: each key has one call for an entry, so all of its rows must be in one bundle.
+
+        Rule R17: the clock of some keys may be ahead.
+        """
+        routes = self.instance.routes
+        return entry.time_ms >= routes.floor_ms and are_apart(bundles, others, routes.count)
+
+    def _open(self, rows: list[Row], entry: Entry) -> list[Row]:
+        """The single rows. A bundle that cannot be read becomes a dead letter."""
+        found: list[Row] = []
+        for row in rows:
+            try:
+                found += opened([row])
+            except MalformedBundle as error:
+                self.instance.runner.refuse(KeyState(0, None), b"", (b"", *row[1:]), entry.offset, error)
+        return found
 
     def _fold_all(self, rows: list[Row], offset: int) -> None:
         space, runner = self.instance.space, self.instance.runner

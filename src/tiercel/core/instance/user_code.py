@@ -34,12 +34,31 @@ class Fold(NamedTuple):
     advance: Callable[[Any, Row], tuple[Any, Row | list[Row] | None]]
 
 
+class BundleCode(Protocol):
+    """How user code reads bundles, and what its outputs look like in one.
+
+    What it makes of an output is its internal form: `rows` makes rows of the core from some of one call, as
+    `OperatorCode.output_rows` does, and `payload` makes one bundle of outputs of many keys.
+    """
+
+    joins: bool  # the outputs of a call have the operator's key and no event time: they leave as row batches
+
+    def width(self, rows: int, slots: int, /) -> int: ...  # how many slots a bundle of outputs spans
+    def internal(self, output: Any, /) -> Any: ...
+    def advance(self, kept: Any, given: Any, /) -> tuple[Any, Any]: ...  # a fold: outputs are tuples, or None
+    def unpack(self, payload: Any) -> tuple[list[Key], list[Any]]: ...  # keys and rows for user code
+    def rows(self, key: Key, made: list[Any]) -> Iterable[Row]: ...
+    def payload(self, keys: list[Key], made: list[Any]) -> bytes: ...  # if it `joins`
+
+
 class OperatorCode(Protocol):
     """A user's operator, with the conversions that calls need."""
 
     processor: Any
     fold: Fold | None  # replaces handleInputRows: no call per key, nothing to undo
 
+    @property
+    def bundles(self) -> BundleCode | None: ...  # None: bundles are taken apart
     def state_codec(self, name: str, schema: Any) -> Codec: ...
     def user_key(self, key: Key) -> Any: ...
     def timer_key(self, user_key: Any) -> Any: ...
@@ -62,12 +81,13 @@ class ProcessorRunner:
         self.attempts = 1 + (operator.retries if operator.on_error == "retry" else 0)
         code.processor.init(self.handle)
         self.handle.opening = False
-        self._handle_rows = code.processor.handleInputRows
+        self.handle_rows = code.processor.handleInputRows
         self._user_rows, self._output_rows = code.user_rows, code.output_rows
         self.folds = code.fold is not None
-        self._variable, self._advance = code.fold or Fold("", _no_fold)
-        self._attributes = vars(code.processor)
-        self._initial = dict(self._attributes)
+        self.bundles = code.bundles
+        self.variable, self._advance = code.fold or Fold("", _no_fold)
+        self.attributes = vars(code.processor)
+        self.initial = dict(self.attributes)
         self._time_ms = self._watermark_ms = -1  # the times in `_times`
         self._times = code.timer_values(-1, -1)
         self.dead_letters: list[Output] = []
@@ -76,7 +96,7 @@ class ProcessorRunner:
 
     def reset_attributes(self) -> None:
         """Reset the attributes of the processor: a replay or a destination would not have them."""
-        attributes, initial = self._attributes, self._initial
+        attributes, initial = self.attributes, self.initial
         attributes.update(initial)
         if len(attributes) != len(initial):
             attributes.clear()
@@ -98,31 +118,26 @@ class ProcessorRunner:
             return
         if rows[0][1] == INITIAL:  # precedes the key's first tuple, at most once
             first = next((i for i, row in enumerate(rows) if row[1] != INITIAL), len(rows))
-            times = self._bind(state, time_ms, watermark_ms)
+            times = self.bind(state, time_ms, watermark_ms)
             for row in rows[:first]:
                 self.call_alone(state, key, row, times, offset, out, len(out))
             rows = rows[first:]
             if not rows:
                 return
         handle = self.handle
-        times = self._bind(state, time_ms, watermark_ms)
+        times = self.bind(state, time_ms, watermark_ms)
         before = n = len(out)
         self.reset_attributes()
         try:
             epoch, add = state.epoch, out.append
-            made = self._handle_rows(state.user_key, self._user_rows(rows), times)
+            made = self.handle_rows(state.user_key, self._user_rows(rows), times)
             for row in self._output_rows(key, made):
                 add(Output(offset, key, epoch, n - before, row))
                 n += 1
             handle.undo.clear()
         except Exception as error:
             self.undo_call(out, before)
-            alone = self.rows_to_retry(rows)
-            if len(alone) > 1:
-                for row in alone:
-                    self.call_alone(state, key, row, times, offset, out, before)
-            else:
-                self.call_alone(state, key, alone[0], times, offset, out, before, error)
+            self.call_each(state, key, rows, times, offset, out, before, error)
         if state.timers:
             self.fire(
                 state,
@@ -134,6 +149,25 @@ class ProcessorRunner:
                 out,
                 before,
             )
+
+    def call_each(
+        self,
+        state: KeyState,
+        key: Key,
+        rows: list[Row],
+        times: Any,
+        offset: int,
+        out: list[Output],
+        before: int,
+        error: Exception,
+    ) -> None:
+        """Call user code row by row, after a call with these rows has raised this error."""
+        alone = self.rows_to_retry(rows)
+        if len(alone) > 1:
+            for row in alone:
+                self.call_alone(state, key, row, times, offset, out, before)
+        else:
+            self.call_alone(state, key, alone[0], times, offset, out, before, error)
 
     def call_apart(
         self, state: KeyState, key: Key, rows: list[Row], time_ms: int, watermark_ms: int, offset: int
@@ -182,7 +216,7 @@ class ProcessorRunner:
         Returns the keys of the rows, and the keys that may have no state now. As in a call, the number of an
         output counts the outputs of its key for this entry.
         """
-        variable, advance, add = self._variable, self._advance, out.append
+        variable, advance, add = self.variable, self._advance, out.append
         made_of: dict[Key, int] = {}
         emptied: list[Key] = []
         for row in rows:
@@ -213,7 +247,7 @@ class ProcessorRunner:
 
     def _advance_alone(self, state: KeyState, row: Row, offset: int, error: Exception) -> tuple[Any, Any]:
         """Retry a row that raised, or each row of a batch alone, so that only failing rows are refused."""
-        kept = state.values.get(self._variable)
+        kept = state.values.get(self.variable)
         alone = singles(row)
         if len(alone) == 1:
             return self._advance_again(state, kept, row, offset, error)
@@ -236,10 +270,10 @@ class ProcessorRunner:
                 return self._advance(kept, row)
             except Exception as raised:
                 error = raised
-        self._refuse(state, row[0], row, offset, error)
+        self.refuse(state, row[0], row, offset, error)
         return kept, None
 
-    def _bind(self, state: KeyState, time_ms: int, watermark_ms: int) -> Any:
+    def bind(self, state: KeyState, time_ms: int, watermark_ms: int) -> Any:
         self.handle.state = state
         self.handle.time_ms = time_ms
         if self._time_ms != time_ms or self._watermark_ms != watermark_ms:  # one entry has one time
@@ -282,9 +316,9 @@ class ProcessorRunner:
                 del out[mark:]
                 self.handle.roll_back()
         assert error is not None
-        self._refuse(state, key, row, offset, error)
+        self.refuse(state, key, row, offset, error)
 
-    def _refuse(self, state: KeyState, key: Key, row: Row, offset: int, error: Exception) -> None:
+    def refuse(self, state: KeyState, key: Key, row: Row, offset: int, error: Exception) -> None:
         """Make a dead letter (reason, key, offset, payload in MessagePack), or raise `OperatorFailed`."""
         reason = f"{type(error).__name__}: {error}"
         if self.operator.on_error == "fail":
@@ -342,7 +376,7 @@ class ProcessorRunner:
                 del out[mark:]
                 self.handle.roll_back()
         assert failure is not None
-        self._refuse(state, key, (key, expiry, "timer"), offset, failure)
+        self.refuse(state, key, (key, expiry, "timer"), offset, failure)
 
 
 def _no_fold(kept: Any, row: Row) -> tuple[Any, None]:

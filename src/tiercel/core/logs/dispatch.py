@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from tiercel.core.errors import check_limit
 from tiercel.core.machine.step import Step
 from tiercel.core.messages import Dispatch
+from tiercel.core.model.bundle import opened
 from tiercel.core.model.log import OWN, Entry, MovePart, Position, Row, Takeover
 from tiercel.core.model.routing import slot_of
 from tiercel.core.model.row_batch import count_rows
@@ -149,7 +150,7 @@ class DispatchCursor:
 
     def _taken_over(self, rows: list[Row], takeover: Takeover) -> list[Row]:
         """Its share of the rows of the dead instance."""
-        return [row for row in rows if takeover.keys.has(row[0], slot_of(row[0], self._slots))]
+        return [row for row in opened(rows) if takeover.keys.has(row[0], slot_of(row[0], self._slots))]
 
     def replay(self, entries: Iterable[Entry], end: int) -> None:
         """Send entries of the log; the reader is live once they reach its end."""

@@ -24,11 +24,16 @@ from tiercel.core.logs.sequencer import Sequencer
 from tiercel.core.logs.site_outbox import InboundFrame
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
+from tiercel.core.model.bundle import are_apart, is_bundle, open_bundle, opened, range_of
 from tiercel.core.model.keys import ABSENT_WATERMARK, Key, KeySet
 from tiercel.core.model.log import Control, Entry, MovePart, Row, Tick, Watermark
 from tiercel.core.model.routing import RouteUpdate, RoutingTable, slot_of
 from tiercel.core.model.row_batch import count_rows
 from tiercel.core.settings import Settings
+
+
+def _is_bundle(row: Row) -> bool:
+    return is_bundle(row[0])
 
 
 class MovingKeys(msgspec.Struct, frozen=True):
@@ -52,7 +57,12 @@ class ToMove(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     reader: str
 
 
-Target = str | ToSite | ToMove  # a plain name is an instance of this site
+class ToRows(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
+    """The target of bundles whose keys are not all treated alike: they are taken apart."""
+
+
+Target = str | ToSite | ToMove | ToRows  # a plain name is an instance of this site
+APART = ToRows()
 
 
 class _Routes(dict[Key, Target]):
@@ -89,6 +99,7 @@ class Inbox(Readers):
         self.moving: dict[str, MovingKeys] = {}  # by move
         self.frozen_ms: dict[str, int] = {}  # incoming move -> limit of the site's output watermark
         self._routes = _Routes(self)
+        self._ranges: set[Key] = set()  # keys of bundles among the cached routes
         self._to_site: dict[str, ToSite] = {}
         self._move_of_key: dict[Key, str] = {}  # the moves of single keys, and of slots
         self._moves_of_slot: dict[int, list[str]] = {}
@@ -167,11 +178,33 @@ class Inbox(Readers):
         return cursor
 
     def resolve(self, key: Key) -> Target:
-        """The part or outbox for the rows of a key."""
+        """The part or outbox for the rows of a key, or for a bundle."""
+        if is_bundle(key):
+            self._ranges.add(key)
+            owner = self.owner_of_bundle(key)
+            return APART if owner is None else owner
         site = self.table.route(key).site
         if site != self.site:
             return self._outbox_to(site)
         return self._outbox_to(site) if key in self.sequencer.awaiting_own_rows else self._part_of(key)
+
+    def owner_of_bundle(self, key: Key) -> str | None:
+        """Rule R46: a bundle stays whole only if one instance of this site owns all of its slots.
+
+        None of their keys may have an owner of its own, move, or wait for rows that are on their way back.
+        """
+        table = self.table
+        count, slots = range_of(key)
+        if count != table.count or slots.stop > count or not slots:
+            return None
+        first = table.slots[slots.start]
+        others = {table.slots[slot].instance for slot in slots} - {first.instance}
+        if others or first.site != self.site or table.overrides.in_slots(slots):
+            return None
+        if any(slot in slots for slot in self._moves_of_slot):
+            return None
+        apart = (*self._move_of_key, *self.sequencer.awaiting_own_rows)
+        return None if any(slot_of(each, count) in slots for each in apart) else first.instance
 
     def _outbox_to(self, site: str) -> ToSite:
         target = self._to_site.get(site)
@@ -236,9 +269,16 @@ class Inbox(Readers):
             self._routes.clear()
         for key in keys.keys:
             self._routes.pop(key, None)
+        self._forget_bundles()
 
     def _forget_route(self, key: Key) -> None:
         self._routes.pop(key, None)
+        self._forget_bundles()
+
+    def _forget_bundles(self) -> None:
+        for key in self._ranges:
+            self._routes.pop(key, None)
+        self._ranges.clear()
 
     # -- broadcast ---------------------------------------------------------------------------
 
@@ -254,7 +294,15 @@ class Inbox(Readers):
         routes = self._routes
         by_target: defaultdict[Target, list[Row]] = defaultdict(list)
         for row in rows:
-            by_target[routes[row[0]]].append(row)
+            target = routes[row[0]]
+            if target is APART:
+                for single in open_bundle(row):
+                    by_target[routes[single[0]]].append(single)
+            else:
+                by_target[target].append(row)
+        if self._ranges:
+            for target, mine in by_target.items():
+                by_target[target] = self.bundles_first(mine)
         outbound: dict[str, list[Row]] = {}
         for target in [t for t in by_target if type(t) is ToSite]:
             number = self.sequencer.number
@@ -262,6 +310,15 @@ class Inbox(Readers):
         if by_target:
             self._append_by_target(step, by_target)
         return outbound
+
+    def bundles_first(self, rows: list[Row]) -> list[Row]:
+        """Rule R46: readers expect bundles before other rows; a bundle must not overtake rows of its keys."""
+        count = sum(map(_is_bundle, rows))
+        if all(map(_is_bundle, rows[:count])):
+            return rows
+        bundles = [row for row in rows if _is_bundle(row)]
+        others = [row for row in rows if not _is_bundle(row)]
+        return bundles + others if are_apart(bundles, others, self.table.count) else opened(rows)
 
     def _append_by_target(self, step: Step, by_target: dict[Target, list[Row]]) -> None:
         """Append one entry with a part for each target at this site."""

@@ -24,6 +24,7 @@ from tiercel.core.migration.phases import INCOMPLETE, SourceInstancePhase, accep
 from tiercel.core.migration.source_instance import StateSender
 from tiercel.core.migration.standby import StandbyCopies, StandbySender
 from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.core.model.bundle import is_bundle, opened_for
 from tiercel.core.model.keys import Key, KeySet
 from tiercel.core.model.log import OWN, SHADOW, Adopt, Compare, Done, Entry, Flip, Row, Tick, Watermark
 from tiercel.core.model.routing import overlap
@@ -207,12 +208,17 @@ class InstanceMoves:
 
     def not_cut(self, rows: list[Row], offset: int) -> list[Row]:
         """The rows without those of keys that left before this offset: their destination processes them."""
+        rows = self.without_bundles_of_moves(rows)
         for sender in self.senders.values():
             if sender.skips(offset):
-                rows = [r for r in rows if not sender.has(r[0])]
+                rows = [r for r in rows if is_bundle(r[0]) or not sender.has(r[0])]
             elif sender.last_offset is None:
-                sender.touched.update(r[0] for r in rows if sender.has(r[0]))
+                sender.touched.update(r[0] for r in rows if not is_bundle(r[0]) and sender.has(r[0]))
         return rows
+
+    def without_bundles_of_moves(self, rows: list[Row]) -> list[Row]:
+        """Rule R46: bundles with a key that leaves are taken apart: it may stop, and others go on."""
+        return opened_for(rows, [sender.keys for sender in self.senders.values()])
 
     def on_part(self, step: Step, move: str, rows: list[Row], entry: Entry) -> list[Row]:
         """Process the part of a move; returns the rows that this instance still has to process itself."""

@@ -43,6 +43,7 @@ from tiercel.core.migration.phases import (
 from tiercel.core.migration.ports import OutgoingPort, RouterPort
 from tiercel.core.migration.strategies import STRATEGIES, FlipFacts, Strategy
 from tiercel.core.migration.units import unit_of
+from tiercel.core.model.bundle import is_bundle, opened_for
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Abort, Begin, Compare, Entry, Flip, OutputFence, Row, Tick, Watermark
 from tiercel.core.model.routing import slot_of
@@ -328,7 +329,8 @@ class OutgoingMove:
 
     def rows_in_source_parts(self, entry: Entry) -> list[Row]:
         """The move's rows of an entry in which they are not a part of their own."""
-        return [row for row in entry.rows_of(self.source) if self.is_at_source(row[0])]
+        rows = opened_for(entry.rows_of(self.source), [self.keys])
+        return [row for row in rows if not is_bundle(row[0]) and self.is_at_source(row[0])]
 
     def start_cut_shadow(self, step: Step) -> None:
         """Flip first: send the destination the rows between the cut and the flip."""

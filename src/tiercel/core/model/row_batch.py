@@ -27,6 +27,8 @@ from tiercel.core.model.log import Row
 RUN: Final = 0xC1
 RUN_ROWS_MAX: Final = 64  # a longer batch would save little more
 RUN_MARK: Final = bytes((RUN,))
+BUNDLE_MARK: Final = bytes((RUN, RUN))  # of a payload with rows of several keys (bundle.py)
+_BUNDLE_BYTES = 22  # its mark, the number of its rows, and two times
 # Heads of arrays: with the length inside, or in the two bytes that follow.
 _SHORT, _SHORT_MAX, _LONG = 0x90, 15, 0xDC
 # The mark, a head, two payloads: a shorter payload is no batch, and becomes a dead letter.
@@ -36,10 +38,15 @@ _HEADS = [
     for n in range(RUN_ROWS_MAX + 1)
 ]
 _raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_bundle = msgspec.msgpack.Decoder(
+    tuple[msgspec.Raw, msgspec.Raw, list[msgspec.Raw], msgspec.Raw, msgspec.Raw]
+).decode
 
 
 def is_run(payload: Any) -> bool:
-    return type(payload) is bytes and payload[:1] == RUN_MARK and len(payload) >= _BYTES_MIN
+    if type(payload) is not bytes or payload[:1] != RUN_MARK:
+        return False
+    return len(payload) >= _BYTES_MIN and payload[1] != RUN
 
 
 def join(rows: list[Row]) -> list[Row]:
@@ -67,10 +74,12 @@ def in_runs(payloads: Sequence[bytes]) -> list[bytes]:
 
 
 def split(payload: Any) -> list[Any]:
-    """The payloads of single rows. A malformed batch stays whole: its decoder reports the reason."""
-    if is_run(payload):
-        with contextlib.suppress(msgspec.DecodeError):
+    """The payloads of single rows, of a bundle too. A malformed one stays whole: its decoder reports why."""
+    with contextlib.suppress(msgspec.DecodeError):
+        if is_run(payload):
             return [bytes(raw) for raw in _raws(payload[1:])]
+        if type(payload) is bytes and payload[:2] == BUNDLE_MARK:
+            return [bytes(raw) for raw in _bundle(payload[_BUNDLE_BYTES:])[2]]
     return [payload]
 
 
@@ -85,12 +94,17 @@ def singles(row: Row) -> list[Row]:
 
 
 def count_rows(rows: Sequence[Row]) -> int:
-    """The number of rows, including those within batches."""
+    """The number of rows, including those within batches and bundles."""
     payloads = [row[2] for row in rows]
-    if payloads and _has_input(payloads[0]):  # then all payloads have one
+    if payloads and type(payloads[0]) is not bytes and _has_input(payloads[0]):  # then all payloads have one
         payloads = [payload[1] for payload in payloads]
     runs = [p for p in payloads if type(p) is bytes and p[:1] == RUN_MARK and len(p) >= _BYTES_MIN]
-    return len(payloads) - len(runs) + sum([p[3] if p[1] == _LONG else p[1] & _SHORT_MAX for p in runs])
+    if not runs:
+        return len(payloads)
+    counts = [
+        p[3] if p[1] == _LONG else int.from_bytes(p[2:6]) if p[1] == RUN else p[1] & _SHORT_MAX for p in runs
+    ]
+    return len(payloads) - len(runs) + sum(counts)
 
 
 def _has_input(payload: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tiercel.core import messages as m
 from tiercel.core.logs.site_outbox import FrameId, InboundFrame
 from tiercel.core.machine.step import Step
+from tiercel.core.model.bundle import newest_ms
 from tiercel.core.model.log import Output, Row, mobile_origin
 from tiercel.core.router.device_rows import DeviceRows
 from tiercel.core.router.forwarding import Forwarding
@@ -45,7 +46,7 @@ class Intake:
                 self._watermarks.written(step, facts)
                 source = message.stream
                 if mark is None:
-                    mark = max([row[1] for row in message.rows]) - facts.delay_ms
+                    mark = newest_ms(message.rows) - facts.delay_ms
             if facts is not None and facts.holds_dead_letters:
                 self.log_produced(step, message)
                 if mark is not None:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tiercel.core.model.bundle import is_bundle, keys_of
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Row
 from tiercel.core.model.routing import slot_of
@@ -83,9 +84,20 @@ class LoadSample:
     def count(self, rows: list[Row], count: int) -> None:
         """Count rows that enter, `count` of them with those inside row batches."""
         self.entered += count
+        if is_bundle(rows[0][0]):
+            self._count_bundles(rows)
+            return
         self._until_next -= len(rows)
         if self._until_next <= 0:
             self._sample(rows)
+
+    def _count_bundles(self, rows: list[Row]) -> None:
+        """Count the rows of bundles one by one; bundles with no row to look at stay closed."""
+        for row in rows:
+            count = count_rows([row]) if is_bundle(row[0]) else 1
+            self._until_next -= count
+            if self._until_next <= 0:
+                self._sample([(key, 0, None) for key in keys_of(row)] if is_bundle(row[0]) else [row])
 
     def _sample(self, rows: list[Row]) -> None:
         place = len(rows) + self._until_next - 1

@@ -15,6 +15,7 @@ from tiercel.core.logs.inbox import Inbox
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import HeldOutputs
+from tiercel.core.model.bundle import open_outputs
 from tiercel.core.model.log import INITIAL, Output, OutputFence, Row
 from tiercel.core.model.row_batch import count_rows, split
 from tiercel.core.model.topology import operator_of
@@ -134,7 +135,14 @@ class OutputAdmission:
     def _not_admitted(self, instance: str, mark: int, outputs: Sequence[Output]) -> list[Output]:
         """Rule R8: admit an output once, from one instance."""
         refuses = self._moves.refuses_output
-        return [o for o in outputs if o.offset > mark and not refuses(instance, o)]
+        fresh = [o for o in outputs if o.offset > mark]
+        if self._moves.leaves(instance):
+            fresh = self.each_alone(fresh)
+        return [o for o in fresh if not refuses(instance, o)]
+
+    def each_alone(self, outputs: list[Output]) -> list[Output]:
+        """Rule R46: while keys leave an instance, bundles are taken apart: some keys may be refused."""
+        return open_outputs(outputs)
 
     def on_move_outputs(self, step: Step, message: m.MoveOutputs) -> None:
         inbox = self.state.inboxes[operator_of(message.instance)]

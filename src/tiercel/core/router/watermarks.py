@@ -30,6 +30,7 @@ from tiercel.core.logs.inbox import Inbox
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
+from tiercel.core.model.bundle import is_bundle, opened
 from tiercel.core.model.keys import ABSENT_WATERMARK
 from tiercel.core.model.log import INITIAL, Row, Watermark
 from tiercel.core.model.topology import Stream
@@ -172,6 +173,8 @@ class Watermarks:
         mark = max(
             self.state.inboxes[operator].watermark_ms, promised if promised < FOREVER else ABSENT_WATERMARK
         )
+        if any([row[1] <= mark and is_bundle(row[0]) for row in rows]):
+            rows = opened(rows)
         withheld = [row for row in rows if row[1] > mark]
         if len(withheld) < len(rows):
             self.came_late(operator, [row for row in rows if row[1] <= mark])

@@ -10,7 +10,7 @@ timers iterate in encoded order, so a replay and a destination see the same orde
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import xxhash
@@ -37,6 +37,9 @@ def kept_as_given(name: str, schema: Any) -> Codec:
     return Codec()
 
 
+NO_TIMERS = cast("set[int]", frozenset())  # of every key that never had a timer: a set takes 200 bytes
+
+
 class KeyState:
     """The state of one key. `values` holds tuples (value), lists of tuples (list), dicts (map)."""
 
@@ -44,7 +47,7 @@ class KeyState:
 
     def __init__(self, epoch: int, user_key: Any, slot: int = 0) -> None:
         self.values: dict[str, Any] = {}
-        self.timers: set[int] = set()
+        self.timers: set[int] = NO_TIMERS
         self.epoch = epoch
         self.user_key = user_key
         self.slot = slot
@@ -59,7 +62,7 @@ class KeyState:
 
     def restore(self, image: StateImage, deleted: Set[str] = frozenset()) -> None:
         self.values = {n: _thawed(v) for n, v in (image.values or {}).items() if n not in deleted}
-        self.timers = set(image.timers)
+        self.timers = set(image.timers) if image.timers else NO_TIMERS
 
     def digest(self) -> int:
         """A digest that depends only on the state, not on the order of its changes."""
@@ -150,6 +153,8 @@ class Handle:
             raise ValueError(msg)
         timers = self.state.timers
         if expiryTimestampMs not in timers:
+            if timers is NO_TIMERS:
+                timers = self.state.timers = set()
             timers.add(expiryTimestampMs)
             self.undo.append((timers, expiryTimestampMs, None))
             self.new_timers.append(expiryTimestampMs)

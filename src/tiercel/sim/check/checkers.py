@@ -86,7 +86,7 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
     for operator in deployment.topology.operators.values():
         scenario = deployment.scenario
         code = (scenario.kinds[operator.name], scenario.coarser[operator.name])
-        reference = Reference(operator, *code, deployment.recorder, scenario.encoded)
+        reference = Reference(operator, *code, deployment.recorder, scenario.encoded, scenario.joins)
         histories = reference.run()
         found += [Violation("a-move-ends", text) for text in reference.missing]
         left_out = deployment.recorder.late.get(operator.name, set()) | numbered.refused

@@ -32,6 +32,9 @@ class Call(NamedTuple):
 def decoded(row: tuple[bytes, int, Any]) -> list[Made]:
     """The single rows of a row, with payloads as they were before they were encoded."""
     key, event_time, payload = row
+    if isinstance(payload, list | tuple) and len(payload) == 2 and type(payload[1]) is bytes:
+        at, value = msgspec.msgpack.decode(payload[1])  # with the number of its input
+        return [(key, at, (payload[0], _frozen(value)))]
     if type(payload) is not bytes:
         return [(key, event_time, _frozen(payload))]
     several = (

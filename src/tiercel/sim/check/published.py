@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tiercel.core.model.bundle import open_outputs
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Output
 from tiercel.sim.scenario.deployment import Deployment
@@ -36,7 +37,7 @@ def published(
     for log in logs:
         by_key: dict[Key, list[Output]] = {}
         for entry in deployment.listeners[log].entries:
-            for output in entry.outputs:
+            for output in open_outputs(entry.outputs):
                 by_key.setdefault(output.key, []).append(output)
         for key, outputs in by_key.items():
             found.setdefault(key, []).append(outputs)

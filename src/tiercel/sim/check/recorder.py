@@ -14,9 +14,11 @@ from tiercel.core.machine.effects import Effect, Send, StorageKey, Write
 from tiercel.core.machine.events import Durable, Event, Received, TimerFired
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
+from tiercel.core.model.bundle import open_outputs, opened
 from tiercel.core.model.log import Abort, Adopt, Begin, Compare, Done, Entry, Flip, Output, Row, Watermark
 from tiercel.core.model.topology import Topology
 from tiercel.core.router.router import Router
+from tiercel.sim.workload import plain
 
 
 class Recorder:
@@ -63,7 +65,7 @@ class Recorder:
         if delay_ms is not None and frame.rows:
             mark = frame.watermark_ms
             if mark is None:
-                mark = max(row[1] for row in frame.rows) - delay_ms
+                mark = max(row[1] for row in opened(frame.rows)) - delay_ms
             self.promised[site, frame.stream] = max(self.promised.get((site, frame.stream), -1), mark)
 
     def left_out(self, site: str, topology: Topology, operator: str, rows: list[Row]) -> None:
@@ -72,7 +74,7 @@ class Recorder:
         for stream in topology.operators[operator].inputs:
             marks.append(self.promised.get((site, stream), -1))
             marks.append(self.watermarks.get(topology.producer_of(stream) or "", -1))
-        for key, event_time, payload in [row[:3] for row in rows]:
+        for key, event_time, payload in [one for row in rows for one in plain((row[0], row[1], row[2]))]:
             self.late.setdefault(operator, set()).add((key, payload))
             if event_time > max(marks):
                 row = (key, event_time, payload)
@@ -111,7 +113,7 @@ class WatchedRouter(Router):
     def _emitted(
         self, step: Step, operator: str, outputs: Sequence[Output], *args: Any, **facts: Any
     ) -> None:
-        for output in outputs:
+        for output in open_outputs(outputs):
             self._recorder.emitters[(operator, *identity(output))] = self._emitter
         self._emit(step, operator, outputs, *args, **facts)
 

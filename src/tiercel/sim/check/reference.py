@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from tiercel.core.instance.user_code import ProcessorRunner
+from tiercel.core.model.bundle import opened
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Adopt, Entry, Flip, Output, Row, TakenOver, Tick, Watermark
 from tiercel.core.model.routing import Route, RoutingTable, slot_of
@@ -20,7 +21,7 @@ from tiercel.core.model.topology import Operator, site_of
 from tiercel.core.state.handle import KeyState
 from tiercel.sim.check.model import Call
 from tiercel.sim.check.recorder import Recorder
-from tiercel.sim.workload import KINDS, PlainCode
+from tiercel.sim.workload import KINDS, PlainCode, plain
 
 
 class ReferenceRunner(ProcessorRunner):
@@ -51,12 +52,18 @@ class Reference:
     """The reference run of one operator."""
 
     def __init__(
-        self, operator: Operator, kind: str, coarser: bool, recorder: Recorder, encodes: bool = False
+        self,
+        operator: Operator,
+        kind: str,
+        coarser: bool,
+        recorder: Recorder,
+        encodes: bool = False,
+        joins: bool = True,
     ) -> None:
         self.operator = operator
         self.recorder = recorder
         self.engine = ReferenceRunner(
-            PlainCode(KINDS[kind](operator.name, coarser), encodes=encodes), operator
+            PlainCode(KINDS[kind](operator.name, coarser), encodes=encodes, joins=joins), operator
         )
         self.logs = {
             site: sorted(log.items()) for (site, name), log in recorder.logs.items() if name == operator.name
@@ -77,7 +84,7 @@ class Reference:
         controls = self.control.setdefault(site, [])
         for offset, entry in log:
             for rows in (*entry.parts.values(), *(part.rows for part in entry.moving)):
-                for row in rows:
+                for row in opened(rows):
                     rows_here.setdefault(row[0], {}).setdefault(offset, []).append(row)
             if isinstance(entry.control, Tick | Watermark):
                 controls.append((offset, entry))
@@ -170,7 +177,7 @@ class Reference:
             if kind == 0:
                 out: list[Output] = []
                 history.rows += item
-                history.late += [str(r) for r in item if 0 <= r[1] <= watermark]
+                history.late += [str(one) for r in item if 0 <= r[1] <= watermark for one in plain(r)]
                 due_ms = watermark if engine.event_time else time_ms
                 history.calls.append(Call(item, due_ms, time_ms, watermark))
                 engine.call(state, key, item, time_ms, watermark, offset, out)

@@ -62,6 +62,11 @@ TIMED = {"kinds": ("windows",), "sites_min": 2, "timed": 0.0}
 FENCED = {"chain": (1,), "sites_min": 3, "sites_max": 6}
 
 
+BUNDLES = {"features": ("bundles",), "feature_share": 1.0, "timed": 0.0}
+CHAINED = {**BUNDLES, "chain": (2,), "turns": 0.0}
+TWICE = {**CHAINED, "kinds": ("chained",), "last_kinds": ("mindful",), "sites_max": 1, "slow_code": 1.0}
+
+
 class Mutant(NamedTuple):
     """A planted bug: the rule of the protocol that it disables, and the resulting fault."""
 
@@ -248,6 +253,19 @@ MUTANTS: dict[str, Mutant] = {
     "only-last-timer-fires": Mutant("P1", "of several timers that are due one fires", STATEFUL),
     "only-first-timer-kept": Mutant("P1", "a key has one timer at most", STATEFUL),
     "timers-not-deleted": Mutant("P1", "timers that were deleted fire", STATEFUL),
+    "bundles-not-split": Mutant("R46", "a bundle of several owners goes to one of them", BUNDLES),
+    "moving-bundles-whole": Mutant("R46", "a bundle stays whole though one of its keys moves", BUNDLES),
+    "bundles-overtake-rows": Mutant("R46", "a bundle overtakes earlier rows of its keys", CHAINED),
+    "leaving-bundles-whole": Mutant(
+        "R46", "a source processes keys that have left it, within a bundle", {**BUNDLES, **CUTS}
+    ),
+    "bundles-not-shadowed": Mutant("R46", "rows within bundles are not shadowed", {**BUNDLES, **BEHIND}),
+    "bundles-not-taken-over": Mutant(
+        "R46", "successors miss the rows of the dead instance within bundles", {**BUNDLES, **TAKEN_OVER}
+    ),
+    "keys-called-twice": Mutant("R12", "a key with rows in two bundles of an entry has two calls", TWICE),
+    "bundles-late-whole": Mutant("R19", "one late row makes its whole bundle late", {**BUNDLES, **LATE}),
+    "bundle-of-one-epoch": Mutant("R7", "the outputs of a bundle have the epoch of its first key", BUNDLES),
 }
 
 DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in tests/rules shows each

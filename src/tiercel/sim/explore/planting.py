@@ -35,6 +35,7 @@ def patches_of(mutant: str) -> tuple[Patch, ...]:
     """The patches of a planted bug; none for the unchanged code."""
     # imported here: both name `Patch`
     from tiercel.sim.explore import (
+        bundle_mutants,
         device_mutants,
         instance_mutants,
         outage_mutants,
@@ -46,7 +47,7 @@ def patches_of(mutant: str) -> tuple[Patch, ...]:
 
     tables = (
         *(router_mutants, instance_mutants, request_mutants, outage_mutants, state_mutants),
-        *(device_mutants, site_mutants),
+        *(device_mutants, site_mutants, bundle_mutants),
     )
     return tuple(patch for table in tables for patch in table.PATCHES.get(mutant, ()))
 

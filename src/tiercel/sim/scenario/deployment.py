@@ -94,7 +94,9 @@ class Deployment:
         for script in self.scenario.traffic:
             self._add(
                 script.name,
-                lambda incarnation, items, script=script: ScriptedProducer(script, encodes, incarnation),
+                lambda incarnation, items, script=script: ScriptedProducer(
+                    script, encodes, incarnation, self._bundles_of(script.stream)
+                ),
             )
             self.network.declare(script.name, script.site, LOCAL_MS)
         for journey in self.scenario.journeys:
@@ -110,6 +112,11 @@ class Deployment:
                 self.network.declare("listener " + log, site, LOCAL_MS)
         for process in list(self.processes.values()):
             process.start()
+
+    def _bundles_of(self, stream: str) -> tuple[str, int] | None:
+        """The form of a producer's bundles, and the number of slots of the first operator that reads them."""
+        readers = [each for each in self.topology.operators.values() if stream in each.inputs]
+        return (self.scenario.bundles, readers[0].slots) if self.scenario.bundles and readers else None
 
     def _add(self, name: str, make: Any) -> Process:
         scenario = self.scenario
@@ -144,7 +151,12 @@ class Deployment:
         def make(incarnation: int, items: dict[StorageKey, Any]) -> Machine:
             made = kind(operator.name, coarser)
             code = PlainCode(
-                made, folded=True, encodes=self.scenario.encoded, row_ms=row_ms
+                made,
+                folded=True,
+                encodes=self.scenario.encoded,
+                row_ms=row_ms,
+                joins=self.scenario.joins,
+                bundles=bool(self.scenario.bundles),
             )  # the reference calls processors
             return Instance(name, operator, code, self.scenario.settings, incarnation)
 

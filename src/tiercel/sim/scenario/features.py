@@ -22,6 +22,19 @@ from tiercel.sim.scenario.scenario import Action, Options, Scenario, Traffic
 replace = msgspec.structs.replace
 
 
+def bundles(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
+    """Rows of many keys travel as bundles; with larger frames, so that there are some.
+
+    Rows that devices number travel alone.
+    """
+    if any(script.numbers for script in scenario.traffic):
+        return scenario
+    timed = any(operator.time_mode == "eventTime" for operator in scenario.topology.operators.values())
+    form = "timed" if timed or rng.random() < 0.5 else "untimed"
+    larger = [_larger_frames(script) if rng.random() < 0.7 else script for script in scenario.traffic]
+    return replace(scenario, encoded=True, bundles=form, traffic=scenario.traffic if timed else larger)
+
+
 class Feature(NamedTuple):
     """Something that some seeds have: how often, and whether campaigns draw it unless told otherwise."""
 
@@ -53,6 +66,7 @@ FEATURES: dict[str, Feature] = {
     "cut-sites": Feature(site_faults.cut_sites, 0.2),
     "dying-applications": Feature(site_faults.dying_applications, 0.15),
     "calm": Feature(outages.calm, 0.15),
+    "bundles": Feature(bundles, 0.35),
 }
 DRAWN_FEATURES = tuple(name for name, feature in FEATURES.items() if feature.by_default)
 

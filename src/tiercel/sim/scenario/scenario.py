@@ -116,6 +116,12 @@ class Scenario(msgspec.Struct, frozen=True):
     features: tuple[str, ...] = ()  # the features of features.py that this seed has drawn
     walks: bool = False  # count the rare paths that the run walks
     encoded: bool = False  # payloads are bytes, and rows of a key that leave together are runs
+    bundles: str = ""  # frames of producers are bundles: "timed", with an event time per row, or "untimed"
+
+    @property
+    def joins(self) -> bool:
+        """Whether the outputs of a call leave as runs: not where a log looks at the event time of each."""
+        return not any(operator.time_mode == "eventTime" for operator in self.topology.operators.values())
 
     def without(self, index: int) -> Scenario:
         return msgspec.structs.replace(self, actions=[a for i, a in enumerate(self.actions) if i != index])

@@ -13,15 +13,23 @@ from tiercel.core.machine.events import Connected, Event, TimerFired
 from tiercel.core.model.keys import ABSENT_WATERMARK
 from tiercel.core.model.log import Row, StreamEntry
 from tiercel.sim.scenario.scenario import Journey, Traffic
-from tiercel.sim.workload import encoded
+from tiercel.sim.workload import encoded, in_bundles
 
 
 class ScriptedProducer:
     """A fixed producer with a script."""
 
-    def __init__(self, script: Traffic, encodes: bool = False, incarnation: int = 0) -> None:
+    def __init__(
+        self,
+        script: Traffic,
+        encodes: bool = False,
+        incarnation: int = 0,
+        bundles: tuple[str, int] | None = None,
+    ) -> None:
+        """`bundles`: their form, and the number of slots of those who read them."""
         self.script = script
         self._encodes = encodes
+        self._bundles = bundles
         self.producer = Producer(script.name, script.site, str(incarnation))
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
@@ -52,7 +60,12 @@ class ScriptedProducer:
             batch = script.frames[n + 1 - script.batch : n + 1] if (n + 1) % script.batch == 0 else []
             newest = max((row[1] for rows in batch for row in rows), default=None)
             watermark = ABSENT_WATERMARK if newest is None else newest - script.delay_ms
-        rows: list[Row] = encoded(frame, joins=not script.numbers) if self._encodes else list(frame)
+        rows: list[Row] = list(frame)
+        if self._bundles is not None and not script.numbers:
+            form, slots = self._bundles
+            rows = in_bundles(encoded(frame, joins=False), slots, n, timed=form == "timed")
+        elif self._encodes:
+            rows = encoded(frame, joins=not script.numbers)
         numbers = script.numbers[n] if script.numbers else ()
         return self.producer.submit(script.stream, rows, watermark, numbers=numbers)
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from pyspark.sql import Row
 
+from tiercel.core.model.bundle import open_outputs
 from tiercel.core.model.log import Output, StreamEntry
 from tiercel.core.model.row_batch import count_rows
 from tiercel.errors import UserError
@@ -27,6 +28,7 @@ from tiercel.runtime.deployment import DeploymentDir, StreamFacts
 from tiercel.spark.operators.plans import InputPlan
 from tiercel.spark.operators.processor_adapter import row_maker
 from tiercel.spark.operators.transforms import row_of_view
+from tiercel.spark.rows.bundles import Bundler, slots_of
 from tiercel.spark.rows.columnar import WholeColumns
 from tiercel.spark.rows.row_codec import CoreRow, RowCodec, decode_payloads
 from tiercel.spark.sources.stream_reader import identities
@@ -58,7 +60,8 @@ class RowProducer:
             raise UserError(what, expected="a stream that producers write", hint=hint)
         self.codec = RowCodec.of(facts)
         self._whole = WholeColumns(self.codec)
-        self.client = Producer(deployment, stream, name=name, site=site, pack=self.codec.gather)
+        bundler = Bundler(self.codec, slots_of(deployment.manifest().topology, stream))
+        self.client = Producer(deployment, stream, name=name, site=site, pack=bundler.pack)
 
     def send(self, *rows: Any) -> None:
         """Send rows (dicts, Rows or tuples). Blocks only while too many are not acknowledged."""
@@ -200,6 +203,7 @@ class RowSubscriber:
         return payloads if self.codec.plain else list(map(self.codec.values, payloads))
 
     def _rows(self, entry: StreamEntry) -> list[ReceivedRow]:
+        entry = StreamEntry(entry.offset, open_outputs(entry.outputs))
         operator, offset = self._operator, entry.offset
         rows: Iterable[Row | None]
         if self._view is None:

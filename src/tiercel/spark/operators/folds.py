@@ -23,6 +23,7 @@ from tiercel.core.model.log import INITIAL
 from tiercel.core.model.log import Row as CoreRow
 from tiercel.core.model.row_batch import RUN
 from tiercel.errors import UserError
+from tiercel.spark.operators.bundle_code import OperatorBundles, decoder, reads_bundles
 from tiercel.spark.operators.plans import InputPlan, OperatorPlan
 from tiercel.spark.rows.codegen import compile_source
 from tiercel.spark.rows.row_codec import (
@@ -105,7 +106,7 @@ def core_fold(plan: OperatorPlan, user_rows: Callable[[list[CoreRow]], Iterator[
     variable = plan.state.stored_name(VARIABLE)
     read = [each for each in plan.inputs if not each.initial]
     if len(read) == 1 and not read[0].transforms and not read[0].broadcast:
-        advance = _compiled_step(fold, read[0], plan.output)
+        advance, _ = _compiled_step(fold, read[0], plan.output)
         untagged = advance if len(plan.inputs) == 1 else _untagged(advance)
     else:
         untagged = _general_step(fold, plan.output, user_rows)
@@ -131,8 +132,30 @@ def _with_stored_state(advance: Callable[[Any, CoreRow], Any]) -> Callable[[Any,
     return begin
 
 
-def _compiled_step(fold: Fold, given: InputPlan, output: RowCodec) -> Callable[[Any, CoreRow], Any]:
-    """Generates `advance`: from a row, or a row batch, to state and output.
+def fold_bundles(plan: OperatorPlan) -> OperatorBundles | None:
+    """How a fold reads bundles; None if they are taken apart for it."""
+    read = [each for each in plan.inputs if not each.initial]
+    if len(read) != 1 or not reads_bundles(plan):
+        return None
+    assert isinstance(plan.processor, Fold)
+    _, advance = _compiled_step(plan.processor, read[0], plan.output)
+    columns, kind = _fast_rows(read[0])
+    if columns.plain:
+        rows = decoder(kind)
+    else:
+        values, decode = columns.values, decoder(tuple[Any, ...])
+
+        def rows(payload: bytes) -> tuple[list[bytes], list[Any]]:
+            keys, internal = decode(payload)
+            return keys, [kind(*values(each)) for each in internal]
+
+    return OperatorBundles([rows] * len(plan.inputs), plan.output, _fitter(plan.output), advance)
+
+
+def _compiled_step(
+    fold: Fold, given: InputPlan, output: RowCodec
+) -> tuple[Callable[[Any, CoreRow], Any], Callable[[Any, Any], Any]]:
+    """Generates `advance`: from a row, or a row batch, to state and output; and the same within a bundle.
 
     A valid value costs one comparison.
     """
@@ -163,6 +186,14 @@ def _compiled_step(fold: Fold, given: InputPlan, output: RowCodec) -> Callable[[
         f"  if {output_fits}: return new, ({key}, {time}, encode(made))",
         "return new, pack_outputs(row[0], [fit(one) for one in several(made)])",
     ]
+    in_bundle = [
+        *stepping,
+        "if made is None: return new, None",
+        f"if type(made) is tuple and len(made) == {len(output.names)}:",
+        f"  {outputs} = made",
+        f"  if {output_fits}: return new, made",
+        "return new, [fit(one) for one in several(made)]",
+    ]
     in_batch = [
         "every = []",
         "for given in read_batch(payload[1:]):",
@@ -190,12 +221,16 @@ def _compiled_step(fold: Fold, given: InputPlan, output: RowCodec) -> Callable[[
         "several": several,
         "pack_outputs": _output_packer(output),
     }
-    functions = {"advance(stored, row)": lines, "row_batch(stored, key, payload)": in_batch}
+    functions = {
+        "advance(stored, row)": lines,
+        "row_batch(stored, key, payload)": in_batch,
+        "advance_internal(stored, given)": in_bundle,
+    }
     source = [
         line for head, body in functions.items() for line in (f"def {head}:", *["  " + b for b in body])
     ]
     exec(compile_source("\n".join(source)), scope)
-    return scope["advance"]  # type: ignore[no-any-return]
+    return scope["advance"], scope["advance_internal"]
 
 
 def _general_step(

@@ -35,7 +35,8 @@ from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Row as CoreRow
 from tiercel.core.model.row_batch import RUN
 from tiercel.core.state.handle import Codec
-from tiercel.spark.operators.folds import core_fold
+from tiercel.spark.operators.bundle_code import OperatorBundles, processor_readers, reads_bundles
+from tiercel.spark.operators.folds import core_fold, fold_bundles
 from tiercel.spark.operators.pandas_adapter import PandasForm, in_pandas
 from tiercel.spark.operators.plans import InputPlan, OperatorPlan
 from tiercel.spark.operators.transforms import plain_row, reader
@@ -61,6 +62,7 @@ class ProcessorAdapter:
         self.plan = plan
         self.processor = _prepared(plan)
         self.fold = core_fold(plan, self.user_rows)
+        self.bundles = self._bundles()
         self._readers = [reader(each, each.schema if each.initial else plan.schema) for each in plan.inputs]
         self._read = self._readers[0]
         self._row = plain_row(plan.inputs[0], plan.schema)
@@ -109,7 +111,23 @@ class ProcessorAdapter:
                 internal = [(*values, *more) for values in internal]
             yield from self._readers[n](iter(internal))
 
+    def _bundles(self) -> OperatorBundles | None:
+        if self.fold is not None:
+            return fold_bundles(self.plan)
+        if not reads_bundles(self.plan):
+            return None
+        return OperatorBundles(processor_readers(self.plan), self.plan.output, self.internal)
+
     # -- output ---------------------------------------------------------------------------------
+
+    def internal(self, output: Any) -> tuple[Any, ...]:
+        """The internal form of one output."""
+        try:
+            if getattr(output, "__fields__", None) == self._output_names:
+                return self._checked(output)
+            return self._checked(self._arranged(output))
+        except BadRow as error:
+            return self._as_spark_takes_it(output, error)
 
     def output_row(self, key: Key, output: Any) -> CoreRow:
         arranged = self._arranged(output)
@@ -132,14 +150,7 @@ class ProcessorAdapter:
         """The outputs of one call; as row batches, if all of them have the same key and no event time."""
         if not self._unkeyed:
             return map(self.output_row, repeat(key), outputs)
-        arranged, checked = self._arranged, self._checked
-        made: list[Any] = []
-        for output in outputs:
-            try:
-                made.append(checked(arranged(output)))
-            except BadRow as error:
-                made.append(self._as_spark_takes_it(output, error))
-        return [(key, 0, payload) for payload in encode_rows(made)]
+        return [(key, 0, payload) for payload in encode_rows(list(map(self.internal, outputs)))]
 
     def _as_spark_takes_it(self, output: Any, error: BadRow) -> tuple[Any, ...]:
         """The internal form of a row that our checks refuse, if Spark takes it.

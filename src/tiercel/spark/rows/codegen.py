@@ -10,6 +10,9 @@ attributes:
     pack(row)      -> (key, event time in ms, payload) of one row, and its number if devices number rows
     take(rows)     -> internal forms of rows as users write them: dicts, Rows, tuples
     gather(rows)   -> of internal forms: rows of the core, those of one key joined to row batches
+    keys(rows)     -> of internal forms: their keys
+    times(rows)    -> their event times in ms; none, if the stream has none
+    key_parts(rows) -> their key columns, to see which rows have the same key
     payload(row)   -> the internal form of values in the order of the columns
     checked(row)   -> the same for a tuple, or a row in this order
     encoded(row)   -> the payload of such values
@@ -45,6 +48,9 @@ class RowFunctions(NamedTuple):
     pack: Callable[[Any], CoreRow]
     take: Callable[[Iterable[Any]], list[tuple[Any, ...]]]
     gather: Callable[[list[tuple[Any, ...]]], list[CoreRow]]
+    keys: Callable[[list[tuple[Any, ...]]], list[bytes]]
+    times: Callable[[list[tuple[Any, ...]]], list[int]]
+    key_parts: Callable[[list[tuple[Any, ...]]], list[Any]]
     payload: Callable[[Sequence[Any]], Any]
     checked: Callable[[Sequence[Any]], tuple[Any, ...]]
     encoded: Callable[[Sequence[Any]], bytes]
@@ -88,6 +94,9 @@ def row_functions(
         *_function("pack", "row", [*by_name, f"return {packed}"]),
         *_function("take", "rows", _take(row, by_name)),
         *_function("gather", "rows", _gather(row, keys, packed if time or number else "")),
+        *_function("keys", "rows", [f"return [{encoded_key} for {row} in rows]"]),
+        *_function("times", "rows", [f"return [{ms} for {row} in rows]" if time else "return []"]),
+        *_function("key_parts", "rows", [f"return [{_tuple_of(keys)} for {row} in rows]"]),
     ]
     made = {**scope, "same_zero": same_zero, "defaultdict": defaultdict}
     exec(compile_source("\n".join(source)), made)
@@ -168,15 +177,20 @@ def _gather(row: str, key: list[str], packed: str) -> list[str]:
     """Joins rows of one key. With `packed` each row stays alone: the log reads its event time or number."""
     if packed:
         return [f"return [{packed} for {row} in rows]"]
-    alone = len(key) == 1  # then no tuple is made for each row
+    alone = len(key) == 1
     return [
         "by_key = defaultdict(list)",
         "for row in rows:",
         f"  {row} = row",
-        f"  by_key[{key[0] if alone else '(' + ''.join(part + ', ' for part in key) + ')'}].append(row)",
+        f"  by_key[{_tuple_of(key)}].append(row)",
         f"return [(encode({'(key,)' if alone else 'key'}), 0, payload)",
         "  for key, of_key in by_key.items() for payload in encode_rows(of_key)]",
     ]
+
+
+def _tuple_of(parts: list[str]) -> str:
+    """One part is itself: then no tuple is made for each row."""
+    return parts[0] if len(parts) == 1 else "(" + "".join(part + ", " for part in parts) + ")"
 
 
 def _holds_float(kind: t.DataType) -> bool:

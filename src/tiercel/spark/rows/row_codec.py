@@ -20,6 +20,7 @@ import msgspec
 from pyspark.sql import Row
 from pyspark.sql import types as t
 
+from tiercel.core.model.bundle import HEAD_BYTES
 from tiercel.core.model.row_batch import RUN, RUN_MARK, RUN_ROWS_MAX
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import StreamFacts
@@ -49,6 +50,9 @@ FEED_DEAD_LETTER_SCHEMA = (
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
 _decode_batch = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
+_decode_bundle = msgspec.msgpack.Decoder(
+    tuple[msgspec.Raw, msgspec.Raw, list[tuple[Any, ...]], msgspec.Raw, msgspec.Raw]
+).decode
 
 
 def encode_payload(internal: Sequence[Any]) -> bytes:
@@ -69,10 +73,16 @@ def encode_rows(rows: Sequence[Sequence[Any]]) -> list[bytes]:
 
 
 def decode_rows(payload: Any) -> Sequence[Sequence[Any]]:
-    """The columns of each row of a payload, which is one row or a row batch."""
+    """The columns of each row of a payload, which is one row, a row batch or a bundle."""
     if type(payload) is bytes and payload[0] == RUN:
-        return _decode_batch(payload[1:])
+        return _decode_several(payload)
     return (decode_payload(payload),)
+
+
+def _decode_several(payload: bytes) -> list[tuple[Any, ...]]:
+    if payload[1] == RUN:
+        return _decode_bundle(memoryview(payload)[HEAD_BYTES:])[2]
+    return _decode_batch(payload[1:])
 
 
 def decode_payloads(payloads: Iterable[Any]) -> list[Sequence[Any]]:
@@ -80,7 +90,7 @@ def decode_payloads(payloads: Iterable[Any]) -> list[Sequence[Any]]:
     found: list[Sequence[Any]] = []
     for payload in payloads:
         if type(payload) is bytes and payload[0] == RUN:
-            found += _decode_batch(payload[1:])
+            found += _decode_several(payload)
         else:
             found.append(decode_payload(payload))
     return found
@@ -94,6 +104,9 @@ class RowCodec:
     pack: Callable[[Mapping[str, Any] | Row | Sequence[Any]], CoreRow]  # BadRow if the row does not fit
     take: Callable[[Iterable[Any]], list[tuple[Any, ...]]]  # internal forms of such rows; BadRow likewise
     gather: Callable[[list[tuple[Any, ...]]], list[CoreRow]]  # of internal forms; as row batches if possible
+    keys: Callable[[list[tuple[Any, ...]]], list[bytes]]  # the keys of internal forms
+    times: Callable[[list[tuple[Any, ...]]], list[int]]  # and their event times in ms; [] if they have none
+    key_parts: Callable[[list[tuple[Any, ...]]], list[Any]]  # the key columns: equal ones make equal keys
     payload: Callable[[Sequence[Any]], Any]  # internal form of values in the order of the columns; checked
     checked: Callable[[Sequence[Any]], tuple[Any, ...]]  # the same for a tuple, or a row in this order
     encoded: Callable[[Sequence[Any]], bytes]  # the payload of such values; checked
@@ -238,6 +251,7 @@ class RowCodec:
         scope |= {"positional": self._positional, "no_time": self._no_time, "no_number": self._no_number}
         made = row_functions(self.schema, self.key, self.event_time, scope, self.sequence)
         self.pack, self.take, self.gather = made.pack, made.take, made.gather
+        self.keys, self.times, self.key_parts = made.keys, made.times, made.key_parts
         self.payload, self.checked, self.encoded = made.payload, made.checked, made.encoded
         self.key_of_payload, self.time_of_payload = made.key, made.time
 

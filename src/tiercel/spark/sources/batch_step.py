@@ -19,13 +19,16 @@ import msgspec
 from pyspark import TaskContext
 
 from tiercel.core.messages import BatchTask
+from tiercel.core.model.bundle import newest_ms
 from tiercel.core.model.log import Output
 from tiercel.errors import UserError
 from tiercel.runtime.client.batch_task import BatchTaskClient, client_for, drop
 from tiercel.runtime.client.validation import split_rows
 from tiercel.runtime.deployment import DeploymentDir
 from tiercel.spark.rows.arrow_rows import ArrowRows
+from tiercel.spark.rows.bundles import Bundler, slots_of
 from tiercel.spark.rows.row_codec import CoreRow, RowCodec
+from tiercel.spark.sources.stream_reader import BATCH_ROWS, in_batches
 from tiercel.spark.sources.stream_writer import DeadLetterMaker
 
 if TYPE_CHECKING:
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
 
 FRAME_ROWS = 10_000  # rows of one inbox entry, cut the same way by each attempt
 FRAME_BYTES = 16_000_000  # a frame of wide rows is split; the wire accepts 64 MiB
-BATCH_OUTPUTS = 10_000  # outputs of one Arrow batch; an output may hold several rows
 
 
 class BatchStep(msgspec.Struct, frozen=True):
@@ -66,9 +68,9 @@ class BatchStep(msgspec.Struct, frozen=True):
             raise
 
     def _arrow(self, outputs: list[Output]) -> Iterator[pyarrow.RecordBatch]:
-        for begin in range(0, len(outputs), BATCH_OUTPUTS):
-            payloads = [output.row[2] for output in outputs[begin : begin + BATCH_OUTPUTS]]
-            yield self.output_codec.arrow_batch(payloads)
+        for batch in in_batches(outputs, BATCH_ROWS):
+            if batch:
+                yield self.output_codec.arrow_batch([output.row[2] for output in batch])
 
 
 def this_task() -> BatchTask:
@@ -91,6 +93,7 @@ class FrameSender:
     def __init__(self, step: BatchStep, client: BatchTaskClient, task: BatchTask) -> None:
         self._step, self._client = step, client
         self._arrow = ArrowRows(step.codec)
+        self._bundler = Bundler(step.codec, slots_of(step.deployment.manifest().topology, step.stream))
         self._dead_letter = DeadLetterMaker(step.codec, task.query, task.batch, task.partition)
         self._rows: list[tuple[Any, ...]] = []
         self._refused: list[CoreRow] = []
@@ -113,6 +116,6 @@ class FrameSender:
         self._client.end()
 
     def _send(self, rows: list[tuple[Any, ...]]) -> None:
-        for packed, _ in split_rows(self._step.codec.gather(rows), FRAME_ROWS, FRAME_BYTES):
-            newest_ms = max([row[1] for row in packed]) if self._step.codec.event_time else -1
-            self._client.send(self._step.stream, packed, newest_ms)
+        for packed, _ in split_rows(self._bundler.pack(rows), FRAME_ROWS, FRAME_BYTES):
+            newest = newest_ms(packed) if self._step.codec.event_time else -1
+            self._client.send(self._step.stream, packed, newest)

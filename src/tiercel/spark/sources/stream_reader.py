@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tiercel.core.model.bundle import open_outputs
 from tiercel.core.model.log import Output
 from tiercel.core.model.row_batch import count_rows
 from tiercel.errors import UserError
@@ -88,11 +89,24 @@ def read_entries(request: ReadRequest, after: int, until: int) -> Iterator[pyarr
             for entry in entries:
                 if entry.offset <= until:
                     gathered += entry.outputs
-            while len(gathered) >= BATCH_ROWS:
-                yield _arrow(request, gathered[:BATCH_ROWS])
-                del gathered[:BATCH_ROWS]
+            *whole, gathered = in_batches(gathered, BATCH_ROWS)
+            for batch in whole:
+                yield _arrow(request, batch)
     if gathered:
         yield _arrow(request, gathered)
+
+
+def in_batches(outputs: Iterable[Output], rows_max: int) -> list[list[Output]]:
+    """Outputs in lists of at least `rows_max` rows; an output may have many. The last one has the rest."""
+    batches: list[list[Output]] = [[]]
+    rows = 0
+    for output in outputs:
+        batches[-1].append(output)
+        rows += count_rows([output.row])
+        if rows >= rows_max:
+            batches.append([])
+            rows = 0
+    return batches
 
 
 def identities(operator: str, output: Output) -> list[str]:
@@ -108,7 +122,8 @@ def _arrow(request: ReadRequest, outputs: list[Output]) -> pyarrow.RecordBatch:
     batch = request.codec.arrow_batch([output.row[2] for output in outputs])
     if not request.identity:
         return batch
-    names = [name for output in outputs for name in identities(request.operator, output)]
+    alone = open_outputs(outputs)
+    names = [name for output in alone for name in identities(request.operator, output)]
     return pyarrow.RecordBatch.from_arrays(
         [*batch.columns, pyarrow.array(names)],
         schema=batch.schema.append(pyarrow.field(IDENTITY.name, pyarrow.string(), nullable=False)),
