@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from machines_in_memory import key_in
 from tiercel.control.policies.named import POLICIES, make_policy
 from tiercel.control.policies.policy import Policy
 from tiercel.control.proposals import MoveLoad, Nothing, Proposal, Replace, Resize, Spread
-from tiercel.control.view import EntryLoad, HotKey, InstanceView, OperatorView, View
+from tiercel.control.view import EntryLoad, HotKey, InstanceView, LinkView, OperatorView, SiteView, View
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.model.keys import KeySet
 
@@ -186,6 +187,15 @@ def test_keys_go_to_an_edge_whose_demand_exceeds_its_cost_and_return_when_it_fal
     back = last(policy, [at_edge(20, there)] * 3)
     assert isinstance(back, MoveLoad)
     assert (back.to, back.keys) == ("cloud", KeySet(keys=frozenset({b"car"})))
+
+
+def test_the_reason_of_an_offload_names_the_measured_round_trip() -> None:
+    sites = {"cloud": SiteView("cloud", links={"edge": LinkView(81.6)})}
+    seen = msgspec.structs.replace(at_edge(200), sites=sites)
+    assert (
+        "82 ms from cloud and back"
+        in last(make_policy("offload", "op", {"home": "cloud", "cost": 100.0}), [seen] * 3).reason
+    )
 
 
 def test_light_keys_follow_to_the_edge_unless_most_of_their_rows_enter_elsewhere() -> None:

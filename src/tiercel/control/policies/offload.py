@@ -53,11 +53,21 @@ class Offload(msgspec.Struct, frozen=True):
                 after[edge] = min(run, 0) - 1
             else:
                 after[edge] = 0
-            proposals.append(self._at(operator, edge, demand, after[edge]))
+            facts = f"{demand:.0f} rows/s enter at {edge}, which costs {self.cost:.0f}"
+            rtt_ms = self._rtt_ms(view, edge)
+            facts += "" if rtt_ms is None else f", {rtt_ms:.0f} ms from {self.home} and back"
+            proposals.append(self._at(operator, edge, facts, after[edge]))
         return proposals or [Nothing(self.operator, "no rows enter at an edge")], after
 
-    def _at(self, operator: OperatorView, edge: str, demand: float, run: int) -> Proposal:
-        facts = f"{demand:.0f} rows/s enter at {edge}, which costs {self.cost:.0f}"
+    def _rtt_ms(self, view: View, edge: str) -> float | None:
+        """The measured round trip between home and an edge."""
+        for a, b in ((self.home, edge), (edge, self.home)):
+            link = view.sites[a].links.get(b) if a in view.sites else None
+            if link is not None and link.rtt_ms is not None:
+                return link.rtt_ms
+        return None
+
+    def _at(self, operator: OperatorView, edge: str, facts: str, run: int) -> Proposal:
         if run >= self.reports:
             keys = self._at_home_for(operator, edge)
             if keys:
