@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -190,6 +191,8 @@ def _soak(
     if options.out is not None:
         path = options.out / f"soak-{time.strftime('%Y%m%d-%H%M%S')}.png"
         draw(offered, instances, p99, [at_s - begun_s for at_s in chaos.at_s], options, path)
+        record = live.deployment.directory / "policy"  # every view and decision, for tiercel policy replay
+        shutil.copytree(record, path.with_suffix(""), dirs_exist_ok=True)
     more = {"faults": dict(chaos.counts), "holds": holds, "failures": load.failures}
     return [line], more
 
