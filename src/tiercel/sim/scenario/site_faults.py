@@ -11,15 +11,15 @@ others, because each connection goes through the door of the side that was diall
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
-from tiercel.core.model.topology import site_of
+from tiercel.core.model.topology import Topology, site_of
+from tiercel.sim.engine.network import Network
+from tiercel.sim.engine.process import Process
+from tiercel.sim.engine.scheduler import Scheduler
 from tiercel.sim.scenario.scenario import Action, Options, Scenario
-
-if TYPE_CHECKING:
-    from tiercel.sim.scenario.deployment import Deployment
 
 STEPS = {
     "origin": ("MoveRequest", "Prepared", "CaptureFrom", "Captured", "Ready", "SourceStopped"),
@@ -75,13 +75,23 @@ def _with(scenario: Scenario, actions: list[Action]) -> Scenario:
 # -- carrying them out -------------------------------------------------------------------------
 
 
-def processes_of(deployment: Deployment, site: str) -> list[str]:
+class Running(Protocol):
+    """The parts of a running scenario that these faults meet."""
+
+    topology: Topology
+    scheduler: Scheduler
+    network: Network
+    processes: dict[str, Process]
+    instances: set[str]
+
+
+def processes_of(deployment: Running, site: str) -> list[str]:
     """The processes of a site, with the driver of the root."""
     found = [site, *sorted(name for name in deployment.instances if site_of(name) == site)]
     return [*found, "controller"] if deployment.topology.sites[site] is None else found
 
 
-def carry_out(deployment: Deployment, action: Action) -> None:
+def carry_out(deployment: Running, action: Action) -> None:
     """Begin a fault of one site, or between two."""
     if action.kind == "application":
         for name in processes_of(deployment, action.target):
@@ -96,7 +106,7 @@ def carry_out(deployment: Deployment, action: Action) -> None:
         deployment.network.stall(a, b, action.for_ms, HELD_SHARE)
 
 
-def at_step(deployment: Deployment, process: str, action: Action) -> None:
+def at_step(deployment: Running, process: str, action: Action) -> None:
     """Begin the fault that a step of a move causes, a moment later: at the site of this process."""
     site = site_of(process) if process in deployment.instances else process
     if site not in deployment.topology.sites:
