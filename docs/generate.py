@@ -94,6 +94,7 @@ WAYS: dict[str, Way] = {
     "EmitFromNotice": ("source's router -> destination's router", IN_OUTBOX),
     "EmittedNotice": ("source's router -> destination's router", IN_OUTBOX),
     "ResumeNotice": ("source's router -> destination's router", IN_OUTBOX),
+    "ServedByNotice": ("source's router -> destination's router", IN_OUTBOX),
     "DoneNotice": ("source's router -> destination's router", IN_OUTBOX),
     "SiteFrame": ("router -> router", WHEN_DURABLE),
     "SiteFrameReceipt": ("router -> router", "`settled` when durable, `taken` alone at once"),
@@ -142,6 +143,8 @@ WAYS: dict[str, Way] = {
         "destination -> its router -> source's router",
         "first hop after the checkpoint, second when durable",
     ),
+    "ServedBy": ("destination's router -> destination", NOW),
+    "DestinationReplaced": ("destination's router -> source's router", WHEN_DURABLE),
     "AbortNotice": ("router -> source, destination or another router", WHEN_DURABLE),
     "Forget": ("source's router -> source", WHEN_DURABLE),
     "Forgotten": ("source -> its router", AFTER_CHECKPOINT),
@@ -423,6 +426,14 @@ RULES: dict[str, Rule] = {
             "migration.source_router:OutgoingMove.earliest_stop",
             "migration.source_router:OutgoingMove.start_cut_shadow",
             "migration.destination_instance:StateReceiver.shadow_ended",
+        ),
+    ),
+    "R36": Rule(
+        "If source or destination of a decided move dies for good, a successor of it finishes the move.",
+        (
+            "migration.source_router:OutgoingMove.served_by",
+            "migration.destination_router:IncomingMove.replaced_by",
+            "migration.parallel_recovery:with_served",
         ),
     ),
     "R40": Rule(

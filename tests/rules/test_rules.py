@@ -41,7 +41,7 @@ SEEDS_MAX = 60  # a seed that shifted a little is found again; one that did not 
 REGENERATE = "tiercel sim --mutants --seeds 400 --jobs 1 --json > tests/rules/killers.json"
 A, B = "op@a#0", "op@b#0"
 UNUSED, OTHER = "op@a#1", "op@a#2"
-RULES = {f"R{n}" for n in (*range(1, 33), 35, 40, 45, 46)}  # the others are not built
+RULES = {f"R{n}" for n in (*range(1, 33), 35, 36, 40, 45, 46)}  # the others are not built
 SLOT_0 = KeySet(slots=frozenset({0}))
 
 
@@ -361,6 +361,24 @@ def test_R17_the_planted_bug_waits_for_it_without_end() -> None:
     assert "carried-watermark-not-logged" in DIRECTED
     driver = move_from_a_log_with_a_higher_watermark("carried-watermark-not-logged")
     assert driver.messages("a", REQUESTER, m.MoveStatus)[-1].phase == "emitting"
+
+
+def keys_leave_while_their_source_is_away(mutant: str = "") -> SmallDeployment:
+    with planted(mutant):
+        driver = SmallDeployment(topology()).start()
+        driver.stop(A)
+        driver.move(SLOT_0, A, B, "pause")
+        driver.advance_ms(500)
+        return driver
+
+
+def test_P6_keys_stay_while_their_source_is_away() -> None:
+    assert flips(keys_leave_while_their_source_is_away()) == []
+
+
+def test_P6_the_planted_bug_takes_keys_from_a_source_that_is_away() -> None:
+    assert "source-flips-while-away" in DIRECTED
+    assert flips(keys_leave_while_their_source_is_away("source-flips-while-away")) == ["m1"]
 
 
 def keys_whose_destination_is_ahead(mutant: str = "") -> SmallDeployment:
@@ -818,6 +836,11 @@ def test_R32_units_leave_only_once_their_cut_is_logged(mutant: str) -> None:
         driver.advance_ms(5_000)
     assert driver.statuses["m1"].phase == "done"
     assert len(driver.outputs()) == (1 if mutant else 3), "the rows behind the earlier cut are not lost"
+
+
+@mutants_of("R36")
+def test_R36_a_successor_finishes_the_decided_moves_of_a_dead_instance(mutant: str) -> None:
+    assert_noticed(mutant)
 
 
 @mutants_of("R35")

@@ -180,9 +180,6 @@ class Controller:
     def recover(self, instance: str, successors: tuple[str, ...], now_ms: float) -> tuple[str, list[Effect]]:
         """Let successors take over a dead instance, each a share of its slots; returns the recovery name."""
         operator = self.topology.operator(operator_of(instance))
-        if operator.name in self.scales:
-            what = f"{operator.name!r} is being scaled"
-            raise InvalidRequest(what, "expected an operator that is not scaled", "wait until that has ended")
         if any(known.instance == instance for known in self.recoveries.values()):
             what = f"{instance!r} is being recovered"
             raise InvalidRequest(what, "expected one recovery at a time", "wait until that has ended")
@@ -191,6 +188,7 @@ class Controller:
         for successor in successors:
             self._end_retirement(step, successor)
         self._keep(step, RecoveryRequest(name, instance, successors))
+        self._scale_without(step, operator.name, instance, successors)
         self._pursue(step)
         step.timer(Timer(TimerKind.RETRY), now_ms + self.settings.retry_ms)
         return name, self.journal.commit(step)
@@ -229,6 +227,10 @@ class Controller:
             self._end_recovery(step, request)
         elif not request.given:
             self._keep(step, msgspec.structs.replace(request, given=True))
+            for other in list(self.recoveries.values()):  # whose successor it was: it need not run any more
+                if request.instance in other.successors:
+                    left = tuple(name for name in other.successors if name != request.instance)
+                    self._keep(step, msgspec.structs.replace(other, successors=left))
             # it owns nothing now: a process that returns would restore state that it no longer owns
             self._retire(step, request.instance)
             if request.instance not in self.retiring:
@@ -447,6 +449,29 @@ class Controller:
         first = self.topology.operators[request.operator].instances
         return {site_of(instance) for instance in (*request.instances, *(owners or first))}
 
+    def _scale_without(self, step: Step, operator: str, dead: str, successors: tuple[str, ...]) -> None:
+        """The successors of a dead instance take its place in a scaling, which would wait for it for ever.
+
+        Where the scaling wanted to get rid of it, the successors are emptied and retired like any other.
+        """
+        request = self.scales.get(operator)
+        if request is None:
+            return
+        instances = [name for name in request.instances if name != dead]
+        replacing = {gone: new for gone, new in request.replacing.items() if dead not in (gone, new)}
+        if dead in request.instances:
+            instances += [name for name in successors if name not in instances]
+            replacing |= {gone: successors[0] for gone, new in request.replacing.items() if new == dead}
+        elif dead in request.replacing:
+            replacing |= dict.fromkeys(successors, request.replacing[dead])
+        spares = tuple(name for name in request.spares if name != dead)
+        emptied = tuple(name for name in request.emptied if name != dead)
+        changed = msgspec.structs.replace(
+            request, instances=tuple(instances), replacing=replacing, spares=spares, emptied=emptied
+        )
+        self.scales[operator] = changed
+        step.put(("scale", operator), changed)
+
     # -- retirement --------------------------------------------------------------------------
 
     def _retire(self, step: Step, instance: str) -> None:
@@ -456,14 +481,15 @@ class Controller:
             step.put(("retiring", instance), self.retiring[instance])
 
     def _end_replaced(self, step: Step, ended: TrackedMove) -> None:
-        """Retire an instance that was taken over, once no move brings it keys any more."""
+        """Retire an instance that was taken over, once no move brings it keys any more.
+
+        Its successors have the keys of a move that is done. If it owns some nevertheless, its router refuses.
+        """
         instance = ended.wanted.destination
-        if instance not in self.replaced:
-            return
-        if ended.state == MoveState.UNDONE.value:
+        if instance in self.replaced:
             self._retire(step, instance)
-        if ended.state == MoveState.DONE.value or instance in self.retiring:
-            self.replaced.discard(instance)
+            if instance in self.retiring:
+                self.replaced.discard(instance)
 
     def _end_retirement(self, step: Step, instance: str) -> None:
         """The instance is wanted: no answer to its retirement, however late, ends it from now on.

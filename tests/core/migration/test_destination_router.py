@@ -38,6 +38,7 @@ NOTICES: dict[str, m.AnyNotice] = {
     ),
     "EmitFromNotice": m.EmitFromNotice("m1", 8),
     "ResumeNotice": m.ResumeNotice("m1"),
+    "ServedByNotice": m.ServedByNotice("m1", "op@a#7"),
     "DoneNotice": m.DoneNotice("m1"),
     "AbortedNotice": m.AbortedNotice("m1"),
 }

@@ -43,6 +43,7 @@ MESSAGES = (
     m.FlipToSource,
     m.EmitFrom,
     m.EmittedThrough,
+    m.ServedBy,
     m.AbortNotice,
     m.Forget,
 )
@@ -118,6 +119,8 @@ class Play:
                 self.receive(m.FlipToSource("m1", self.role(strategy)))
             case m.EmitFrom | m.EmittedThrough:
                 self.receive(kind("m1", 1))
+            case m.ServedBy:
+                self.receive(m.ServedBy("m1", "op@a#7"))
             case m.AbortNotice | m.Forget:
                 self.receive(kind("m1"))
             case _ if kind is Compare or kind is Done:
@@ -232,7 +235,7 @@ def test_event_that_the_table_lists_leads_to_a_listed_phase(role: Role[Any], pha
     play = reach(phase)
     before = play.seen()
     play.on(event)
-    if event not in (m.Forget, m.EmittedThrough) and (phase, event) not in REPEATED:
+    if event not in (m.Forget, m.EmittedThrough, m.ServedBy) and (phase, event) not in REPEATED:
         assert play.seen() != before
     rows = [row for row in role.rows if (row.phase, row.event) == (phase, event.__name__)]
     if rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -321,6 +322,61 @@ def test_who_dies_shortly_after_a_move_can_be_taken_over(dead: str, strategy: st
     assert len(driver.outputs()) == made, "no output was doubled"
     driver.produce("a", (key_in(0), 0, 9), (key_in(1), 0, 9), (key_in(3), 0, 9))
     assert len(driver.outputs()) == made + 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lost"),
+    [
+        *itertools.product(
+            ("pause", "fetch"),
+            ("FlipToSource", "SourceStopped", "Chunk", "EmitFrom", "DestinationCheckpointed"),
+        ),
+        *itertools.product(("live",), ("SourceStopped", "EmitFrom", "DestinationCheckpointed")),
+    ],
+)
+@pytest.mark.parametrize("dead", [DEAD, OTHER], ids=["source", "destination"])
+def test_who_dies_in_a_decided_move_is_taken_over_and_the_move_ends(
+    dead: str, strategy: str, lost: str
+) -> None:
+    """A successor serves the units of a dead source, or receives those of a dead destination."""
+    driver = SmallDeployment(topology(("a",), instances=(DEAD, OTHER))).start()
+    for n in range(3):
+        driver.produce("a", (key_in(0), n, n), (key_in(1), n, n), (key_in(3), n, n))
+    driver.checkpoint()
+    driver.withholds = lambda sender, to, message: type(getattr(message, "message", message)).__name__ == lost
+    driver.move(KeySet(keys=frozenset({key_in(0)})), DEAD, OTHER, strategy)
+    for _ in range(20):
+        if driver.phase_of("m1", "source router") in ("flipped", "cut", "emitting"):
+            break
+        driver.advance_ms(5)
+    assert driver.phase_of("m1", "source router") in ("flipped", "cut", "emitting")
+    driver.withholds = lambda sender, to, message: False
+    driver.stop(dead)
+    driver.produce("a", (key_in(0), 0, 8), (key_in(1), 0, 8), (key_in(3), 0, 8))
+    driver.send("a", m.TakeoverRequest("r1", dead, SUCCESSORS[:2]))
+    assert driver.statuses["r1"].phase == "done"
+    driver.start(*SUCCESSORS[:2])
+    driver.advance_ms(3_000)
+    driver.produce("a", (key_in(0), 0, 9), (key_in(1), 0, 9), (key_in(3), 0, 9))
+    driver.advance_ms(3_000)
+    assert driver.phase_of("m1", "source router") == driver.phase_of("m1", "destination router") == ""
+    for key in (key_in(0), key_in(1), key_in(3)):
+        counts = [output.row[2][2] for output in driver.outputs() if output.key == key]
+        assert counts == [1, 2, 3, 4, 5], "every row once, in order"
+    holders = [name for name, x in driver.machines.items() if name != "a" and x.space.has(key_in(0))]
+    assert holders == [driver.owner_of(key_in(0))]
+    assert driver.owner_of(key_in(0)) == (OTHER if dead == DEAD else SUCCESSORS[0])
+
+
+def test_an_undecided_move_of_a_dead_instance_is_undone_before_it_is_taken_over() -> None:
+    driver = SmallDeployment(topology(("a",), instances=(DEAD, OTHER))).start()
+    driver.produce("a", (key_in(0), 0, "x"))
+    driver.checkpoint()
+    driver.stop(OTHER)
+    driver.move(KeySet(keys=frozenset({key_in(0)})), DEAD, OTHER, "live")
+    driver.send("a", m.TakeoverRequest("r1", OTHER, SUCCESSORS[:1]))
+    assert [(s.move, s.phase) for s in driver.messages("a", REQUESTER, m.MoveStatus)][-1] == ("r1", "done")
+    assert driver.owner_of(key_in(0)) == DEAD
 
 
 def test_an_instance_that_owns_single_keys_and_no_slot_can_be_taken_over() -> None:

@@ -59,6 +59,7 @@ MATRICES = {
         outputs arrived         | .     | .    | .    | .    | .      | .    | 8    | .    | .    | .
         cut shadowed            | .     | .    | .    | .    | .      | .    | 8    | .    | .    | .
         DestinationCheckpointed | .     | .    | .    | .    | .      | late | late | 8 9  | 9    | .
+        DestinationReplaced     | .     | .    | .    | .    | .      | 6    | 7    | 8    | late | .
         StateComplete           | late  | late | late | late | late   | 6    | 7    | 8    | 9    | .
         Forgotten               | .     | .    | .    | .    | .      | .    | .    | .    | 9    | .
     """,
@@ -82,6 +83,7 @@ MATRICES = {
         destination restarted   | 6   | 6 | .    | .    | .    | .
         StateComplete           | .   | 2 | 3    | 4    | late | .
         ResumeNotice            | .   | . | .    | 4    | late | .
+        ServedByNotice          | .   | . | .    | 4    | late | .
         EmitFromNotice          | .   | . | .    | 4    | late | .
         DestinationCheckpointed | .   | . | .    | 4    | late | .
         DoneNotice              | .   | . | .    | 5    | late | .
@@ -129,6 +131,7 @@ MATRICES = {
         checkpoint stored | .    | .   | .    | 4 5  | 5    | .    | 7
         EmitFrom          | late | 2   | 3 7  | .    | 5 7  | 6 7  | 7
         EmittedThrough    | late | 2   | 3    | 4    | 5    | 6    | 7
+        ServedBy          | late | 2   | 3    | 4    | 5    | 6    | 7
         AbortNotice       | late | 1   | 1    | 1    | 1    | .    | .
         Done              | .    | .   | .    | .    | .    | .    | 1
     """,

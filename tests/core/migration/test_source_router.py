@@ -35,6 +35,7 @@ EVENTS: dict[str, m.Message] = {
     "SourceStopped": m.SourceStopped("m1", 1),
     "StateComplete": m.StateComplete("m1"),
     "DestinationCheckpointed": m.DestinationCheckpointed("m1"),
+    "DestinationReplaced": m.DestinationReplaced("m1", "op@b#7"),
     "Forgotten": m.Forgotten("m1"),
 }
 

@@ -45,6 +45,8 @@ class ProcessingPort(Protocol):
     time_ms: int
     watermark_ms: int
 
+    def is_taking_over(self) -> bool: ...
+
 
 class Processing:
     """Processes the entries of one instance."""
@@ -178,6 +180,8 @@ class Processing:
                     moves.on_clock(step, entry)
             case TakenOver(update=update):
                 self._on_taken_over(update)
+                if moves:
+                    moves.on_clock(step, entry)
             case _ if moves:
                 moves.on_record(step, entry)
             case _:
@@ -208,7 +212,7 @@ class Processing:
         """Set the new epochs of taken-over keys, and mark the keys dirty so that a checkpoint stores them."""
         instance, space = self.instance, self.instance.space
         instance.routes.take(update)
-        if any(route.instance == instance.name for route in update.slots.values()):
+        if update.names(instance.name) or instance.is_taking_over():
             self.override_stored_epochs(update)
             space.before_change(space.keys)
             for key, state in space.keys.items():

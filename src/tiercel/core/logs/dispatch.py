@@ -133,12 +133,14 @@ class DispatchCursor:
         rows = entry.parts.get(self.instance) if entry.offset > self.applied else None
         parts = {self.instance: rows} if rows is not None else {}
         moving = [part for part in entry.moving if part.reader == self.instance and self._needs(part, entry)]
-        if self.takeover is not None and self.applied < entry.offset <= self.takeover.through:
-            rows = self._taken_over(entry.parts.get(self.takeover.of, []), self.takeover)
+        if self.takeover is not None and entry.offset <= self.takeover.through:
+            dead = self.takeover.readers
+            parts_of = [entry.parts.get(name, []) for name in dead] if entry.offset > self.applied else []
+            rows = self._taken_over([row for part in parts_of for row in part], self.takeover)
             if rows:
                 parts[self.instance] = parts.get(self.instance, []) + rows
             for part in entry.moving:
-                if part.reader == self.takeover.of:
+                if part.reader in dead and self._needs(part, entry):
                     rows = self._taken_over(part.rows, self.takeover)
                     moving += [MovePart(part.move, self.instance, rows)] if rows else []
         return parts, tuple(moving)

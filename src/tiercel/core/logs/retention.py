@@ -98,10 +98,14 @@ class Readers:
         self.readers.pop(instance, None)
         step.delete(("reader", self.name, instance))
         step.put(("retired", self.name, instance), True)
+        self.await_no_more(step, instance)
+        self.passed(self.slowest_through())
+
+    def await_no_more(self, step: Step, instance: str) -> None:
+        """No relaunch waits for an instance that does not return."""
         for move, pause in list(self.pauses.items()):
             if instance in pause.awaited:
                 self._await_no_more(step, move, instance)
-        self.passed(self.slowest_through())
 
     def _await_no_more(self, step: Step, move: str, instance: str) -> None:
         pause = self.pauses[move]

@@ -40,6 +40,7 @@ class OutgoingMoveRecord(msgspec.Struct):
     installed: bool = False  # flip first: the destination has the state of every key
     reason: str = ""
     successors: tuple[str, ...] = ()  # of a dead source, that have the keys in their checkpoints
+    served_for: tuple[str, ...] = ()  # dead sources; the one of the request serves the units in their place
 
 
 class IncomingMoveRecord(msgspec.Struct):
@@ -56,6 +57,7 @@ class IncomingMoveRecord(msgspec.Struct):
     vote: m.Ready | None = None
     successors: tuple[str, ...] = ()  # of a dead destination, whose checkpoints do not cover Done
     fences: dict[str, OutputFence] = {}  # stream -> the outputs of the keys come behind this at its home
+    replaced: bool = False  # the destination of `prepare` is a successor of a dead one
 
 
 class HeldOutputs(msgspec.Struct, frozen=True):
@@ -107,6 +109,7 @@ class StoredIncomingMove(msgspec.Struct, frozen=True):
     at: dict[bytes, Position]
     withheld: list[tuple[int, Output]]  # withheld outputs: no replay would produce them again
     withheld_dead_letters: list[tuple[int, Output]]
+    renewed: list[tuple[int, RouteUpdate]] = []  # takeovers since the adoption, by their offset
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True):

@@ -269,6 +269,20 @@ class DestinationCheckpointed(Message, frozen=True):
     move: str
 
 
+class ServedBy(Message, frozen=True):
+    """The source is dead, and this successor of it sends the units: the destination asks nobody else."""
+
+    move: str
+    instance: str
+
+
+class DestinationReplaced(Message, frozen=True):
+    """The destination is dead, and this successor of it receives the keys of a decided move."""
+
+    move: str
+    destination: str
+
+
 class AbortNotice(Message, frozen=True):
     """The move is undone; the receiver forgets it."""
 

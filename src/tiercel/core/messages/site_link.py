@@ -76,6 +76,12 @@ class ResumeNotice(MoveNotice, frozen=True):
     """Restart strategy: the router may resume dispatch to the operator."""
 
 
+class ServedByNotice(MoveNotice, frozen=True):
+    """The source is dead, and this successor of it sends the units."""
+
+    instance: str
+
+
 class DoneNotice(MoveNotice, frozen=True):
     """The move is done; both sides may forget it."""
 
@@ -87,6 +93,7 @@ AnyNotice = (
     | EmitFromNotice
     | EmittedNotice
     | ResumeNotice
+    | ServedByNotice
     | DoneNotice
 )
 

@@ -486,16 +486,49 @@ class MoveCoordinator:
         ]
         return next(iter([*leaving, *coming]), None)
 
+    def undo_moves_of(self, step: Step, instance: str) -> bool:
+        """Undo the undecided moves of a dead instance. False: another router decides one of them."""
+        for outgoing in list(self.outgoing_moves.values()):
+            ends = (outgoing.source, outgoing.request.destination)
+            if instance in ends and outgoing.phase not in DECIDED:
+                outgoing.abort(step, f"{instance} is dead")
+        open_moves = [
+            incoming
+            for incoming in self.incoming_moves.values()
+            if incoming.destination == instance and incoming.phase in REVOCABLE
+        ]
+        for incoming in open_moves:
+            if incoming.phase is DestinationRouterPhase.ADOPTABLE:
+                refused = m.Refused(incoming.move, f"{instance} is dead")
+                self.router.send_router(step, incoming.from_site, refused, durable=True)
+            else:
+                self.forgotten_by_destination(step, incoming)
+        return not any(incoming.move in self.incoming_moves for incoming in open_moves)
+
+    def keys_arriving(self, instance: str) -> list[KeySet]:
+        """The keys of decided moves to this instance."""
+        adopted = DestinationRouterPhase.ADOPTED
+        coming = self.incoming_moves.values()
+        return [move.keys for move in coming if move.destination == instance and move.phase is adopted]
+
+    def keys_served(self, instance: str) -> list[KeySet]:
+        """The keys of decided moves whose state only this instance has."""
+        return [move.keys for move in self.outgoing_moves.values() if move.is_served_by(instance)]
+
     def need(self, instance: str) -> bool:
         return self.move_that_needs(instance) is not None
 
     def taken_over(self, step: Step, dead: str, successors: tuple[str, ...]) -> None:
-        """The successors of a dead instance end the moves that only its next checkpoint would have ended."""
-        for outgoing in self.outgoing_moves.values():
-            if dead in outgoing.holders:
+        """The successors of a dead instance continue its decided moves, and end those that are done."""
+        for outgoing in list(self.outgoing_moves.values()):
+            if outgoing.is_served_by(dead):
+                outgoing.served_by(step, dead, successors[0])
+            elif dead in outgoing.holders:
                 outgoing.taken_over(step, dead, successors)
-        for incoming in self.incoming_moves.values():
-            if dead in incoming.holders:
+        for incoming in list(self.incoming_moves.values()):
+            if incoming.destination == dead and incoming.phase is DestinationRouterPhase.ADOPTED:
+                incoming.replaced_by(step, successors[0])
+            elif dead in incoming.holders:
                 incoming.taken_over(step, dead, successors)
 
     def retired(self, step: Step, instance: str) -> None:

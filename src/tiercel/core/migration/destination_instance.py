@@ -46,6 +46,7 @@ from tiercel.core.model.log import (
     Output,
     Position,
     Row,
+    TakenOver,
     Tick,
     Watermark,
 )
@@ -55,6 +56,7 @@ from tiercel.core.state.digests import DigestJob
 from tiercel.core.state.handle import KeyState
 from tiercel.core.state.table import StateTable, no_epoch
 
+NEWEST = 1 << 60  # behind every entry
 CONTROLS_MAX = 1_024  # ticks and watermarks that keys which catch up pass by in one slice
 
 Item = tuple[Position, int, list[Row], Control | None]  # position, time, rows, control
@@ -138,6 +140,7 @@ class StateReceiver:
         self.withheld: list[tuple[int, Output]] = []  # (stage, output), until the receiver may emit
         self.withheld_dead_letters: list[tuple[int, Output]] = []
         self._missing_seen = -1
+        self.renewed: list[tuple[int, RouteUpdate]] = []  # takeovers since the adoption, by their offset
         self.touched: set[Key] = set()
         self._arrivals_ms: list[tuple[float, int]] = []  # of chunks, each with its number of units
         self.digests: DigestJob | None = None  # as of Compare
@@ -191,6 +194,7 @@ class StateReceiver:
             dict(self.at),
             list(self.withheld),
             list(self.withheld_dead_letters),
+            list(self.renewed),
         )
 
     @classmethod
@@ -208,6 +212,7 @@ class StateReceiver:
         receiver.withheld_dead_letters = list(stored.withheld_dead_letters)
         receiver.at = {k: (p[0], p[1]) for k, p in stored.at.items()}
         receiver.adopt, receiver.adopted_at = stored.adopt, stored.adopted_at
+        receiver.renewed = [(offset, update) for offset, update in stored.renewed]
         owned = stored.adopt is not None
         receiver.become(step, DestinationInstancePhase.ADOPTED if owned else DestinationInstancePhase.IN_STEP)
         return receiver
@@ -217,24 +222,34 @@ class StateReceiver:
 
         It comes from Adopt, not from our routing table, which may be older during a replay.
         """
-        return self.epoch_in(key, OWN if self.adopt is not None else SHADOW)
+        return self.epoch_at(key, self._now)
 
-    def epoch_in(self, key: Key, stage: int) -> int:
+    @property
+    def _now(self) -> Position:
+        return (OWN, NEWEST) if self.adopt is not None else (SHADOW, NEWEST)
+
+    def epoch_at(self, key: Key, position: Position) -> int:
         """The epoch of a key at an entry: rows of the shadow were logged under the old owner."""
-        route = self._route_in(key, stage)
+        route = self._route_at(key, position)
         return route.epoch if route is not None else 0
 
-    def _route_in(self, key: Key, stage: int) -> Route | None:
-        routes = self.adopt.update if stage == OWN and self.adopt is not None else self.epochs
-        return routes.keys.get(key) or routes.slots.get(slot_of(key, self.space.slots))
+    def _route_at(self, key: Key, position: Position) -> Route | None:
+        slot = slot_of(key, self.space.slots)
+        if position[0] == OWN and self.adopt is not None:
+            for offset, update in reversed(self.renewed):
+                renewed = update.keys.get(key) or update.slots.get(slot)
+                if offset < position[1] and renewed is not None:
+                    return renewed
+            return self.adopt.update.keys.get(key) or self.adopt.update.slots.get(slot)
+        return self.epochs.keys.get(key) or self.epochs.slots.get(slot)
 
-    def clock_floor_ms(self, key: Key, stage: int) -> int:
+    def clock_floor_ms(self, key: Key, position: Position) -> int:
         """Rule R17: the clock of a key never runs behind the logs that it has left."""
-        route = self._route_in(key, stage)
+        route = self._route_at(key, position)
         return route.floor_ms if route is not None else 0
 
     def _has_reached(self, key: Key, time_ms: int) -> bool:
-        return time_ms <= self.clock_floor_ms(key, OWN if self.adopt is not None else SHADOW)
+        return time_ms <= self.clock_floor_ms(key, self._now)
 
     # -- incoming state ----------------------------------------------------------------------
 
@@ -293,6 +308,12 @@ class StateReceiver:
             step.send(self.source, m.UnitRequest(self.move, sorted(self.missing), again=True))
         self._missing_seen = len(self.missing)
         self.look_later(step)
+
+    def on_served_by(self, step: Step, instance: str) -> None:
+        """Rule R36: the source is dead, and a successor of it has the units that are missing."""
+        self.source = instance
+        if self.missing:
+            step.send(self.source, m.UnitRequest(self.move, sorted(self.missing), again=True))
 
     def ask(self, step: Step) -> None:
         """Request the units for which the first rows have come."""
@@ -431,6 +452,9 @@ class StateReceiver:
         if isinstance(control, Adopt):
             self._own(step, control)
             return
+        if isinstance(control, TakenOver):
+            self.renew(position[1], control)
+            return
         if control is not None:
             if not self.complete:
                 self.hold_control(item)
@@ -453,6 +477,15 @@ class StateReceiver:
                 self.catching_up[key].items.append((position, time_ms, of_key, None))
             else:
                 self._call(key, of_key, position, time_ms, self.marks)
+
+    def renew(self, offset: int, taken_over: TakenOver) -> None:
+        """This instance has replaced a dead destination: from here on the keys have the epochs of that."""
+        if not (taken_over.update.names(self.instance.name) or self.instance.is_taking_over()):
+            return
+        self.renewed.append((offset, taken_over.update))
+        for key, state in self.space.keys.items():
+            if key not in self.catching_up:
+                state.epoch = self.epoch_of(key)
 
     def hold(self, unit: Unit, key: Key, item: Item) -> None:
         """Hold rows of a key until its unit is here, and perhaps ask for it."""
@@ -494,7 +527,7 @@ class StateReceiver:
     def _times(self, key: Key, position: Position, time_ms: int, marks: LogWatermarks) -> tuple[int, int]:
         """The log time and watermark of a key: its clock never runs backwards when it changes logs."""
         floor = self.floor_wm.get(key, -1)
-        time_ms = max(time_ms, self.clock_floor_ms(key, position[0]))
+        time_ms = max(time_ms, self.clock_floor_ms(key, position))
         if position[0] == SHADOW:
             return time_ms, max(floor, marks.shadow_ms)
         adopt = self.adopt
@@ -519,7 +552,7 @@ class StateReceiver:
             return  # its image already has this item
         self.space.before_change([key])
         state = self.space.state(key)
-        state.epoch = self.epoch_in(key, position[0])
+        state.epoch = self.epoch_at(key, position)
         time_ms, watermark_ms = self._times(key, position, time_ms, marks)
         result = self.instance.user_code.call_apart(state, key, rows, time_ms, watermark_ms, position[1])
         self._changed(key, state, position, result)
@@ -537,7 +570,7 @@ class StateReceiver:
         if min(state.timers) > due:
             return
         self.space.before_change([key])
-        state.epoch = self.epoch_in(key, position[0])
+        state.epoch = self.epoch_at(key, position)
         if isinstance(control, Watermark):
             watermark_ms = max(watermark_ms, due)
         result = self.instance.user_code.fire_apart(state, key, due, time_ms, watermark_ms, position[1])
@@ -622,7 +655,7 @@ class StateReceiver:
         self.marks.own_ms = max(self.marks.own_ms, adopt.own_watermark_ms)
         for key, state in self.space.keys.items():
             state.epoch = self.epoch_of(key)
-            if state.timers and self.clock_floor_ms(key, OWN) > adopt.time_ms:
+            if state.timers and self.clock_floor_ms(key, self._now) > adopt.time_ms:
                 self.space.requeue_timers(key)  # its clock has jumped ahead of the others'
         self.fire_passed(step, adopt)
 

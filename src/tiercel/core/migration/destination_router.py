@@ -79,6 +79,18 @@ class IncomingMove:
         self.record.successors = (*others, *successors)
         self.save(step)
 
+    def replaced_by(self, step: Step, successor: str) -> None:
+        """Rule R36: the destination of a decided move is dead, and a successor receives the keys."""
+        self.prepare = self.record.prepare = msgspec.structs.replace(self.prepare, destination=successor)
+        self.record.successors, self.record.replaced = (), True
+        self.settled = self.installed = False
+        self.save(step)
+        self.own_part()
+        self.announce_replacement(step)
+
+    def announce_replacement(self, step: Step) -> None:
+        self.tell(step, m.DestinationReplaced(self.move, self.destination))
+
     def covered_but_for(self, instance: str) -> bool:
         """Whether the checkpoints of all other holders cover Done."""
         readers = self.inbox.readers
@@ -127,6 +139,8 @@ class IncomingMove:
             case DestinationRouterPhase.SHADOWING | DestinationRouterPhase.ADOPTABLE:
                 self.tell(step, m.Prepared(self.move, self.record.frozen_ms))
             case DestinationRouterPhase.ADOPTED:
+                if self.record.replaced:
+                    self.announce_replacement(step)
                 if self.record.emit_from >= 0:
                     step.send_durable(self.destination, m.EmitFrom(self.move, self.record.emit_from))
                 if self.settled:
@@ -165,6 +179,8 @@ class IncomingMove:
                 self.on_emit_from(step, message)
             case m.ResumeNotice():
                 self.inbox.unpause(step, self.move)
+            case m.ServedByNotice():
+                self.on_served_by(step, message)
             case m.DoneNotice():
                 self.on_done(step)
             case m.AbortNotice() | m.AbortedNotice():
@@ -275,6 +291,12 @@ class IncomingMove:
             self.record.emit_from, self.record.fences = notice.offset, notice.fences
             self.save(step)
             step.send_durable(self.destination, m.EmitFrom(self.move, notice.offset))
+
+    def on_served_by(self, step: Step, notice: m.ServedByNotice) -> None:
+        """Rule R36: the destination asks whom the source router names, never whom it remembers."""
+        self.prepare = self.record.prepare = msgspec.structs.replace(self.prepare, source=notice.instance)
+        self.save(step)
+        self.to_destination(step, m.ServedBy(self.move, notice.instance))
 
     def on_done(self, step: Step) -> None:
         self.inbox.unpause(step, self.move)

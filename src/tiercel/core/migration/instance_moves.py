@@ -26,7 +26,19 @@ from tiercel.core.migration.standby import StandbyCopies, StandbySender
 from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.bundle import is_bundle, opened_for
 from tiercel.core.model.keys import Key, KeySet
-from tiercel.core.model.log import OWN, SHADOW, Adopt, Compare, Done, Entry, Flip, Row, Tick, Watermark
+from tiercel.core.model.log import (
+    OWN,
+    SHADOW,
+    Adopt,
+    Compare,
+    Done,
+    Entry,
+    Flip,
+    Row,
+    TakenOver,
+    Tick,
+    Watermark,
+)
 from tiercel.core.model.routing import overlap
 from tiercel.core.model.topology import site_of
 
@@ -158,6 +170,8 @@ class InstanceMoves:
             case m.EmittedThrough():
                 receiver.on_emitted_through(step, message.offset)
                 instance.flush(step)
+            case m.ServedBy():
+                receiver.on_served_by(step, message.instance)
             case m.AbortNotice():
                 self._end(step, receiver)
             case _:
@@ -229,9 +243,9 @@ class InstanceMoves:
         return self.not_cut(rows, entry.offset) if entry.offset > self.instance.applied else []
 
     def on_clock(self, step: Step, entry: Entry) -> None:
-        """Pass ticks and watermarks of our log to adopted keys that have not merged."""
+        """Pass ticks, watermarks and takeovers of our log to adopted keys that have not merged."""
         control = entry.control
-        if self.receivers and isinstance(control, Tick | Watermark):
+        if self.receivers and isinstance(control, Tick | Watermark | TakenOver):
             for receiver in self.receivers.values():
                 if 0 <= receiver.adopted_at < entry.offset:
                     receiver.cursor(step, (OWN, entry.offset), entry.time_ms, [], control)
@@ -296,9 +310,9 @@ class InstanceMoves:
         destinations = {r.instance for r in adopt.update.slots.values()} | {
             adopt.update.keys[k].instance for k in adopt.keys.keys if k in adopt.update.keys
         }
-        if instance.name not in destinations:
+        receiver = self.receivers.get(adopt.move)  # that of a dead destination, which this instance replaces
+        if instance.name not in destinations and receiver is None:
             return
-        receiver = self.receivers.get(adopt.move)
         if receiver is None:
             receiver = StateReceiver(
                 instance, adopt.move, adopt.keys, adopt.source, adopt.strategy, adopt.epochs
@@ -394,6 +408,8 @@ class InstanceMoves:
         if 0 <= role.merged <= instance.applied:
             return  # its keys have merged
         receiver = self.receivers.get(role.move)
+        if receiver is not None:
+            receiver.source = role.source
         if receiver is None:
             to_come = role.adopt is None or role.adopted > instance.applied
             if to_come and not STRATEGIES[role.strategy].freezes:

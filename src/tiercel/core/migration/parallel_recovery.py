@@ -36,11 +36,17 @@ class Outcomes(Protocol):
 
     ended: dict[str, tuple[str, str]]
 
-    def move_that_needs(self, instance: str) -> str | None:
-        """A move that cannot end without this instance; None if there is none."""
+    def undo_moves_of(self, step: Step, instance: str) -> bool:
+        """Undo the undecided moves of a dead instance. False: another router decides one of them."""
+
+    def keys_arriving(self, instance: str) -> list[KeySet]:
+        """The keys of decided moves to this instance."""
+
+    def keys_served(self, instance: str) -> list[KeySet]:
+        """The keys of decided moves whose state only this instance has."""
 
     def taken_over(self, step: Step, dead: str, successors: tuple[str, ...]) -> None:
-        """The successors end the moves that only a checkpoint of the dead instance would have ended."""
+        """The successors continue its decided moves, and end those that are done."""
 
 
 def succeed(router: RouterPort, moves: Outcomes, step: Step, sender: str, request: m.TakeoverRequest) -> None:
@@ -51,7 +57,10 @@ def succeed(router: RouterPort, moves: Outcomes, step: Step, sender: str, reques
     """
     if request.recovery not in moves.ended:
         try:
-            _give(step, _check(router, moves, request), request)
+            inbox = _check(router, request)
+            if not moves.undo_moves_of(step, request.instance):
+                return  # the controller asks again
+            _give(step, inbox, moves, request)
             moves.taken_over(step, request.instance, request.successors)
             ended = (m.MoveOutcome.DONE.value, "")
         except InvalidRequest as refusal:
@@ -61,7 +70,7 @@ def succeed(router: RouterPort, moves: Outcomes, step: Step, sender: str, reques
     step.send_durable(sender, m.MoveStatus(request.recovery, *moves.ended[request.recovery]))
 
 
-def _check(router: RouterPort, moves: Outcomes, request: m.TakeoverRequest) -> Inbox:
+def _check(router: RouterPort, request: m.TakeoverRequest) -> Inbox:
     """Refuse an impossible takeover: the closed list of faults."""
     router.topology.operator(operator_of(request.instance))
     inbox = router.inboxes[operator_of(request.instance)]
@@ -69,9 +78,6 @@ def _check(router: RouterPort, moves: Outcomes, request: m.TakeoverRequest) -> I
         what = f"{request.instance!r} is no instance of this site"
         known = ", ".join(sorted(inbox.readers))
         raise InvalidRequest(what, f"expected one of: {known}", "status shows where each one runs")
-    if request.instance in inbox.successors:
-        what = f"{request.instance!r} is itself still taking over"
-        raise InvalidRequest(what, "expected an instance with a checkpoint of its own", "ask again later")
     for successor in request.successors:
         stranger = operator_of(successor) != inbox.name or site_of(successor) != router.site
         if stranger or successor in inbox.readers or inbox.is_fenced_by_takeover(successor):
@@ -85,24 +91,22 @@ def _check(router: RouterPort, moves: Outcomes, request: m.TakeoverRequest) -> I
             f"{len(request.successors)} successors for {len(owned)} slots of {request.instance!r}",
             "expected different instances, and a slot for each",
         )
-    moving = moves.move_that_needs(request.instance)
-    if moving is not None:
-        what = f"{request.instance!r} takes part in move {moving!r}"
-        raise InvalidRequest(what, "expected an instance without moves", "wait until the move has ended")
-    if inbox.pauses:
-        what = f"{inbox.name!r} is being restarted"
-        raise InvalidRequest(what, "expected an operator that runs", "wait until that has ended")
     return inbox
 
 
-def _give(step: Step, inbox: Inbox, request: m.TakeoverRequest) -> None:
+def _give(step: Step, inbox: Inbox, moves: Outcomes, request: m.TakeoverRequest) -> None:
     dead, name = request.instance, inbox.name
-    shares = divided(inbox.table, dead, request.successors)
+    served, arriving = moves.keys_served(dead), moves.keys_arriving(dead)
+    shares = divided(inbox.table, dead, request.successors, arriving + served)
     update = RouteUpdate({}, {})
+    coming = frozenset(slot for keys in arriving for slot in keys.slots)
     for successor, keys in shares.items():
-        part = inbox.table.moved(KeySet(slots=keys.slots), dead, successor)
-        update.slots.update(part.slots)
-        update.keys.update(part.keys)
+        for part in (
+            inbox.table.moved(KeySet(slots=keys.slots - coming), dead, successor),
+            with_overrides(inbox.table, keys.slots & coming, dead, successor),
+        ):
+            update.slots.update(part.slots)
+            update.keys.update(part.keys)
         update.keys.update({k: inbox.table.route(k).to(successor) for k in keys.keys})
     before = inbox.readers.pop(dead)
     inbox.cursors.pop(dead, None)
@@ -111,8 +115,13 @@ def _give(step: Step, inbox: Inbox, request: m.TakeoverRequest) -> None:
     step.send_durable(dead, m.InstanceFenced(before.incarnation))  # in case it still runs
     inbox.update_table(step, update)
     entry = inbox.append(step, {}, TakenOver(dead, update))
-    for successor, keys in shares.items():
-        inbox.successors[successor] = Takeover(dead, keys, reads_through(entry, before), inbox.table.count)
+    inbox.await_no_more(step, dead)
+    earlier = inbox.successors.pop(dead, None)
+    step.delete(("takeover", name, dead))
+    for n, (successor, keys) in enumerate(shares.items()):
+        reads = with_served(keys, served) if n == 0 else keys
+        through = reads_through(entry, before)
+        inbox.successors[successor] = taking_over(dead, earlier, reads, through, inbox.table.count)
         step.put(("takeover", name, successor), inbox.successors[successor])
         inbox.readers[successor] = LogReader(
             0, before.applied, before.moves, before.start_watermark_ms, before.stored
@@ -124,6 +133,18 @@ def _give(step: Step, inbox: Inbox, request: m.TakeoverRequest) -> None:
         step.delete(("emitted", name, successor))
         take_output_mark(step, inbox, dead, successor)
     step.note(f"{request.recovery}: {', '.join(shares)} take over from {dead}")
+
+
+def taking_over(dead: str, earlier: Takeover | None, reads: KeySet, through: int, count: int) -> Takeover:
+    """The share of a successor. If the dead instance was itself still taking over, it reads on from there.
+
+    Then it begins with the checkpoint of the first dead instance, unless the second has one of its own.
+    """
+    if earlier is None:
+        return Takeover(dead, reads, through, count)
+    if earlier.fresh:
+        return Takeover(earlier.of, reads, through, count, before=(*earlier.before, dead))
+    return Takeover(dead, reads, through, count, before=earlier.readers)
 
 
 def reads_through(taken_over: Entry, before: LogReader) -> int:
@@ -138,12 +159,35 @@ def take_output_mark(step: Step, inbox: Inbox, dead: str, successor: str) -> Non
         step.put(("emitted", inbox.name, successor), inbox.emitted[successor])
 
 
-def divided(table: RoutingTable, instance: str, successors: tuple[str, ...]) -> dict[str, KeySet]:
+def with_overrides(table: RoutingTable, slots: frozenset[int], dead: str, successor: str) -> RouteUpdate:
+    """The entries of slots that are still arriving: a key that came before them keeps an entry of its own.
+
+    Without it the key would belong to the move of its slot, and wait for state that does not come.
+    """
+    update = table.moved(KeySet(slots=slots), "", successor)
+    keys = {k: r.to(successor) if r.instance == dead else r for k, r in update.keys.items()}
+    return RouteUpdate(update.slots, keys)
+
+
+def with_served(share: KeySet, served: list[KeySet]) -> KeySet:
+    """Rule R36: the first successor also reads the state that has left, and that it sends in its place."""
+    return KeySet(
+        share.slots.union(*(keys.slots for keys in served)), share.keys.union(*(k.keys for k in served))
+    )
+
+
+def divided(
+    table: RoutingTable, instance: str, successors: tuple[str, ...], moving: list[KeySet]
+) -> dict[str, KeySet]:
     """Divide the slots into contiguous ranges, because a checkpoint is laid out by slot and read in ranges.
 
-    The first successor also gets the instance's overridden keys of other slots.
+    The first successor also gets the instance's overridden keys of other slots, and the slots of `moving`
+    keys: a move has one source and one destination.
     """
-    owned = [slot for slot, route in enumerate(table.slots) if route.instance == instance]
+    whole = {slot for keys in moving for slot in keys.slots}
+    whole.update(slot_of(key, table.count) for keys in moving for key in keys.keys)
+    mine = [slot for slot, route in enumerate(table.slots) if route.instance == instance]
+    owned, together = [slot for slot in mine if slot not in whole], whole.intersection(mine)
     guests = frozenset(
         key
         for key, route in table.overrides.items()
@@ -152,7 +196,9 @@ def divided(table: RoutingTable, instance: str, successors: tuple[str, ...]) -> 
     shares: dict[str, KeySet] = {}
     for n, successor in enumerate(successors):
         begin, end = n * len(owned) // len(successors), (n + 1) * len(owned) // len(successors)
-        shares[successor] = KeySet(frozenset(owned[begin:end]), guests if n == 0 else frozenset())
+        first = n == 0
+        slots = frozenset(owned[begin:end]) | (together if first else frozenset())
+        shares[successor] = KeySet(slots, guests if first else frozenset())
     return shares
 
 

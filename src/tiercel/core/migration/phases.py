@@ -162,6 +162,7 @@ def _source_router() -> Role[SourceRouterPhase]:
             *(Row(phase, "StateComplete", (phase,)) for phase in DECIDED),
             *(Row(phase, "Captured", (phase,)) for phase in DECIDED),  # flip first: every unit is sent
             *(Row(phase, "Digests", (phase,)) for phase in DECIDED),  # the flip did not wait for them
+            *(Row(phase, "DestinationReplaced", (phase,)) for phase in DECIDED if phase is not done),
             Row(done, "DestinationCheckpointed", (done,)),
             Row(done, "Forgotten", (done,)),
         ],
@@ -174,6 +175,7 @@ def _source_router() -> Role[SourceRouterPhase]:
             *(Late(phase, "SourceStopped", repeated) for phase in STOPPED),
             *(Late(phase, "StateComplete", "only a move that flips first needs it") for phase in UNDECIDED),
             *(Late(phase, "Refused", "too late: the move is decided") for phase in DECIDED),
+            Late(done, "DestinationReplaced", repeated),
             *(
                 Late(phase, "DestinationCheckpointed", "the destination reports it again")
                 for phase in (flipped, cut)
@@ -230,6 +232,7 @@ def _destination_router() -> Role[DestinationRouterPhase]:
             *(Row(phase, "destination restarted", (forgotten,)) for phase in (preparing, shadowing)),
             *(Row(phase, "StateComplete", (phase,)) for phase in (shadowing, adoptable, adopted)),
             Row(adopted, "ResumeNotice", (adopted,)),
+            Row(adopted, "ServedByNotice", (adopted,)),
             Row(adopted, "EmitFromNotice", (adopted,)),
             Row(adopted, "DestinationCheckpointed", (adopted,)),
             Row(adopted, "DoneNotice", (merged,)),
@@ -251,7 +254,10 @@ def _destination_router() -> Role[DestinationRouterPhase]:
                 for notice in ("EmittedNotice", "FlipToDestination")
             ),
             Late(merged, "ShadowNotice", again),
-            *(Late(merged, notice, again) for notice in ("EmitFromNotice", "ResumeNotice", "DoneNotice")),
+            *(
+                Late(merged, notice, again)
+                for notice in ("EmitFromNotice", "ResumeNotice", "ServedByNotice", "DoneNotice")
+            ),
             *(
                 Late(phase, "AbortNotice", "the answer to a message repeated after the move was done")
                 for phase in (adopted, merged)
@@ -303,6 +309,8 @@ UNKNOWN_MOVE: dict[str, Unknown] = {
         Unknown("EmittedNotice", Answer.IGNORE, "the frame before it is answered by Refused"),
         Unknown("EmitFromNotice", Answer.IGNORE, "a frame whose receipt was lost is sent again"),
         Unknown("ResumeNotice", Answer.IGNORE, "a frame whose receipt was lost is sent again"),
+        Unknown("ServedByNotice", Answer.IGNORE, "a frame whose receipt was lost is sent again"),
+        Unknown("DestinationReplaced", Answer.IGNORE, "repeated after the move has ended"),
         Unknown("DoneNotice", Answer.IGNORE, "a frame whose receipt was lost is sent again"),
     )
 }
@@ -433,6 +441,7 @@ def _destination_instance() -> Role[DestinationInstancePhase]:
             *(Row(phase, "EmitFrom", (phase, adopted)) for phase in (in_step, voted)),
             *(Row(phase, "EmitFrom", (phase,)) for phase in (receiving, adopted)),
             *(Row(phase, "EmittedThrough", (phase,)) for phase in present),
+            *(Row(phase, "ServedBy", (phase,)) for phase in present),
             *(Row(phase, "AbortNotice", (absent,)) for phase in shadowed),
             Row(adopted, "Done", (absent,)),
             *(Row(phase, "attached", (phase, absent)) for phase in present),
@@ -440,7 +449,7 @@ def _destination_instance() -> Role[DestinationInstancePhase]:
         late=[
             *(
                 Late(absent, event, over)
-                for event in ("Shadow", "Chunk", "EmitFrom", "EmittedThrough", "AbortNotice")
+                for event in ("Shadow", "Chunk", "EmitFrom", "EmittedThrough", "ServedBy", "AbortNotice")
             ),
             Late(adopted, "Shadow", "the keys' rows come from the log of this site"),
             *(Late(phase, "Adopt", "a replay of entries that the checkpoint is past") for phase in OWNING),

@@ -315,6 +315,9 @@ class StateSender:
     def on_decided(self, step: Step, role: m.OutgoingRole) -> None:
         """The move is decided: the router reports it, or a replay reaches its record."""
         self.flip_offset, self.epochs = role.flip_offset, role.epochs
+        if role.destination != self.destination:
+            self.destination = role.destination  # a successor of the dead one: it requests what it misses
+            self.resend(step)
         if STRATEGIES[role.strategy].freezes:
             self._stop_early(step, role)
         elif self.phase is not SourceInstancePhase.DRAINED:

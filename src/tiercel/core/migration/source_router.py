@@ -152,7 +152,8 @@ class OutgoingMove:
         The table of today would not tell, because the flip has changed it.
         """
         override = self.record.epochs.keys.get(key)
-        return self.member(key) and (override is None or override.instance == self.source)
+        at = (self.source, *self.record.served_for)
+        return self.member(key) and (override is None or override.instance in at)
 
     def notify(self, step: Step, notice: m.AnyNotice) -> None:
         """Send the destination router a notice, durably and in order."""
@@ -192,11 +193,39 @@ class OutgoingMove:
         """The instances that have the keys in their checkpoints: the source, or its successors."""
         return self.record.successors or (self.source,)
 
+    def is_served_by(self, instance: str) -> bool:
+        """Whether only this instance has the state of the keys: the move is decided, and flips first."""
+        served = self.phase in DECIDED and self.phase is not SourceRouterPhase.DONE
+        return served and self.strategy.freezes and self.source == instance
+
     def taken_over(self, step: Step, dead: str, successors: tuple[str, ...]) -> None:
-        """The move is done and its source is dead: the successors forget the keys in its place."""
+        """The destination has the state, and the source is dead: successors forget the keys in its place."""
+        if self.phase is SourceRouterPhase.FLIPPED:
+            self.take_over(step)
         others = tuple(holder for holder in self.holders if holder != dead)
         self.record.successors = (*others, *successors)
         self.save(step)
+
+    def served_by(self, step: Step, dead: str, server: str) -> None:
+        """Rule R36: a successor of a dead source has the frozen units, and the destination learns of it."""
+        self.record.served_for = (*self.record.served_for, dead)
+        self.request = self.record.request = msgspec.structs.replace(self.request, source=server)
+        self.record.successors = ()
+        self.save(step)
+        self.announce_server(step, server)
+
+    def announce_server(self, step: Step, server: str) -> None:
+        self.notify(step, m.ServedByNotice(self.move, server))
+
+    def on_destination_replaced(self, step: Step, message: m.DestinationReplaced) -> None:
+        """Rule R36: a successor of a dead destination receives the keys; the source sends it their units."""
+        if self.request.destination != message.destination:
+            request = msgspec.structs.replace(self.request, destination=message.destination)
+            self.request = self.record.request = request
+            self.record.installed = False
+            self.save(step)
+            if self.strategy.freezes:
+                self.announce_flip(step)
 
     def forgotten_by(self, step: Step, holder: str) -> None:
         """A holder no longer has the keys; the move ends with the last one."""
@@ -232,6 +261,8 @@ class OutgoingMove:
                 self.on_installed(step)
             case m.DestinationCheckpointed():
                 self.on_settled(step)
+            case m.DestinationReplaced():
+                self.on_destination_replaced(step, message)
             case m.Forgotten():
                 self.forgotten_by(step, sender)
             case _:
@@ -329,7 +360,8 @@ class OutgoingMove:
 
     def rows_in_source_parts(self, entry: Entry) -> list[Row]:
         """The move's rows of an entry in which they are not a part of their own."""
-        rows = opened_for(entry.rows_of(self.source), [self.keys])
+        readers = (self.source, *self.record.served_for)
+        rows = opened_for([row for reader in readers for row in entry.rows_of(reader)], [self.keys])
         return [row for row in rows if not is_bundle(row[0]) and self.is_at_source(row[0])]
 
     def start_cut_shadow(self, step: Step) -> None:
@@ -602,7 +634,8 @@ class OutgoingMove:
             self.inbox.unpause(step, self.move)  # StateComplete may have been lost; this message implies it
             self.become(step, SourceRouterPhase.DONE)
             self.notify(step, m.DoneNotice(self.move))
-            step.send_durable(self.source, m.Forget(self.move))
+            for holder in self.holders:
+                step.send_durable(holder, m.Forget(self.move))
         else:
             self.notify(step, m.DoneNotice(self.move))
 

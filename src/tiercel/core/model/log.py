@@ -157,6 +157,12 @@ class Takeover(msgspec.Struct, frozen=True):
     through: int  # up to this offset, rows of these keys are in the parts of the dead instance
     count: int = 0  # slots of the operator
     fresh: bool = True  # the successor has no checkpoint with these keys yet; its stored state is older
+    before: tuple[str, ...] = ()  # dead instances that `of`, or its dead successor, was still taking over
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The instances in whose parts the rows are."""
+        return (self.of, *self.before)
 
 
 class MovePart(msgspec.Struct, frozen=True, array_like=True, gc=False):

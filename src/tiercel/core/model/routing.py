@@ -226,3 +226,7 @@ class RouteUpdate(msgspec.Struct, frozen=True):
 
     slots: dict[int, Route]
     keys: dict[Key, Route]
+
+    def names(self, instance: str) -> bool:
+        """Whether an entry gives something to this instance."""
+        return any(route.instance == instance for part in (self.slots, self.keys) for route in part.values())

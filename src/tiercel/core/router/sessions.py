@@ -96,7 +96,7 @@ class Sessions:
         )
         step.put(("reader", inbox.name, message.instance), reader)
         cursor.keys = message.keys
-        self._takeover_covered(step, inbox, message.instance, message.applied)
+        self._takeover_covered(step, inbox, message.instance, min([message.applied, *own.values()]))
         inbox.trim(step)
 
     def retire(self, step: Step, sender: str, message: m.Retirement) -> None:
@@ -105,8 +105,7 @@ class Sessions:
         inbox = self.state.inboxes[operator_of(instance)]
         needed = self._is_needed(inbox, instance)
         if not needed:
-            inbox.cursors.pop(instance, None)
-            inbox.attaching.pop(instance, None)
+            inbox.cursors.pop(instance, None)  # a process that waits to attach may still be wanted again
             self._forget_reader(step, inbox, instance)
             self._moves.retired(step, instance)
         step.send_durable(sender, m.RetirementReply(instance, not needed, message.number))
@@ -135,12 +134,15 @@ class Sessions:
 
     # -- takeovers -----------------------------------------------------------------------------
 
-    def _takeover_covered(self, step: Step, inbox: Inbox, instance: str, applied: int) -> None:
-        """Record the first checkpoint of a successor; end the takeover once a checkpoint covers it."""
+    def _takeover_covered(self, step: Step, inbox: Inbox, instance: str, covered: int) -> None:
+        """Record the first checkpoint of a successor; end the takeover once a checkpoint covers it.
+
+        Rows of keys that were arriving at the dead instance may still wait for their state.
+        """
         takeover = inbox.successors.get(instance)
         if takeover is None:
             return
-        if applied < takeover.through:
+        if covered < takeover.through:
             inbox.successors[instance] = msgspec.structs.replace(takeover, fresh=False)
             step.put(("takeover", inbox.name, instance), inbox.successors[instance])
             return

@@ -292,7 +292,10 @@ def _modelled(
 
 
 def _owners(deployment: Deployment, operator: Operator, histories: dict[Key, KeyHistory]) -> list[Violation]:
-    """Who emitted the outputs of a key: its owners, one after the other, none of them twice."""
+    """Who emitted the outputs of a key: its owners, one after the other, none of them twice.
+
+    A successor that serves the units of a dead source also emits for it, up to the flip at most.
+    """
     found: list[Violation] = []
     emitters: dict[Key, list[str]] = {}
     for key, outputs in _read(deployment, operator, histories).items():
@@ -302,9 +305,10 @@ def _owners(deployment: Deployment, operator: Operator, histories: dict[Key, Key
             if who is not None and seen[-1:] != [who]:
                 seen.append(who)
     for key, seen in emitters.items():
-        owners = iter(histories[key].instances if key in histories else [])
+        known = histories[key].instances if key in histories else []
+        servers = deployment.recorder.servers
+        owners = iter([name for owner in known for name in (owner, *sorted(servers.get(owner, ())))])
         if not all(who in owners for who in seen):
-            known = histories[key].instances if key in histories else []
             text = f"{operator.name}: {seen} emitted for key {key!r}, whose owners were {known}"
             found.append(Violation("one-owner", text))
     return found[:3]

@@ -33,6 +33,7 @@ class Recorder:
         self.promised: dict[tuple[str, str], int] = {}  # (site, stream that makes its own watermark) -> it
         self.late: dict[str, set[tuple[Any, Any]]] = {}  # operator -> (key, payload) of rows left out
         self.late_breaches: list[str] = []
+        self.servers: dict[str, set[str]] = {}  # dead source of a move -> successors that finish it
         self.emitters: dict[tuple[Any, ...], str] = {}  # (operator, identity of an output) -> who emitted it
 
     def wrote(self, site: str, effects: Sequence[Effect]) -> None:
@@ -46,6 +47,8 @@ class Recorder:
                             self.watermarks[key[1]] = max(known, value.control.value_ms)
                     elif key[0] == "outgoing":
                         self.requests[key[1]] = value.request
+                        for dead in value.served_for:
+                            self.servers.setdefault(dead, set()).add(value.request.source)
 
     def recovered(self, site: str, items: dict[StorageKey, Any]) -> None:
         """After a crash the recorder forgets what was not durable."""

@@ -506,6 +506,10 @@ class Process:
         """Once it has ended it stays down for good."""
         self._forbidden = True
 
+    def allow_restarts(self) -> None:
+        """Somebody starts it anew, perhaps on another machine."""
+        self._forbidden = False
+
     def launch_after(self, delay_ms: float) -> None:
         """Start after that time, also if it was stopped before."""
         self._stopped = False

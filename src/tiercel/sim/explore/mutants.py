@@ -53,6 +53,13 @@ CALM_BUFFERS = {"features": ("small-buffers", "calm"), "feature_share": 1.0, "sl
 BUFFERS = {"features": ("small-buffers", "many-cars"), "feature_share": 1.0, "sites_min": 3}
 DEAD = {"features": ("dead-for-good",), "feature_share": 1.0}
 NEWS = {"features": ("late-news",), "feature_share": 1.0, "scales": True}
+DEAD_SOURCES = {
+    **{"features": ("dead-in-moves",), "feature_share": 1.0, "sites_min": 1, "chain": (1,)},
+    **{"strategies": ("pause", "push", "fetch", "bins"), "faults": ("crash",)},
+}
+DEAD_DESTINATIONS = {**DEAD_SOURCES, "kinds": ("listing", "sessions", "windows")}
+DEAD_RESTARTS = {**DEAD_SOURCES, "strategies": ("restart",)}
+SCALED_DEAD = {"features": ("dead-for-good",), "feature_share": 1.0, "scales": True, "faults": ("crash",)}
 LIMITS = {"features": ("small-limits", "slow-consumers"), "feature_share": 1.0}
 OUTPUTS = {"features": ("short-output-logs",), "feature_share": 1.0}
 WRONG_CLOCKS = {"features": ("wrong-clocks",), "feature_share": 1.0, "sites_min": 2}
@@ -180,9 +187,6 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "overlap-by-first-slot": Mutant("P6", "the controller compares some keys of two moves only", CALM),
     "done-notice-not-awaited": Mutant("P6", "a move is refused because the last one is not known done", CALM),
-    "source-flips-while-away": Mutant(
-        "P6", "keys leave a source that has died for good", {**DEAD, "strategies": ("pause",), "sites_max": 6}
-    ),
     "successors-not-launched": Mutant("P6", "nobody starts the successors of a dead instance", DEAD),
     "moves-not-asked-again": Mutant("P6", "a request that was lost is not repeated"),
     "nobody-is-retired": Mutant(
@@ -268,6 +272,27 @@ MUTANTS: dict[str, Mutant] = {
     "bundle-of-one-epoch": Mutant("R7", "the outputs of a bundle have the epoch of its first key", BUNDLES),
 }
 
+MUTANTS |= {
+    "server-not-announced": Mutant(
+        "R36", "a destination asks the dead source of a move for its units", DEAD_SOURCES
+    ),
+    "server-without-the-state": Mutant(
+        "R36", "the successor that serves a move does not read the state that has left", DEAD_SOURCES
+    ),
+    "replacement-not-announced": Mutant(
+        "R36", "a source sends units to the dead destination of a move", DEAD_DESTINATIONS
+    ),
+    "replaced-destination-keeps-epochs": Mutant(
+        "R36", "a successor emits moved keys under the epoch of the dead destination", DEAD_DESTINATIONS
+    ),
+    "dead-relaunch-awaited": Mutant(
+        "R36", "a restart waits for an instance that never returns", DEAD_RESTARTS
+    ),
+    "scaling-waits-for-the-dead": Mutant(
+        "R36", "a scaling waits for an instance that never returns", SCALED_DEAD
+    ),
+}
+
 DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in tests/rules shows each
     "unit-without-its-beginning": Mutant(
         "R31", "a unit counts as whole though an earlier incarnation got its first chunk"
@@ -282,6 +307,7 @@ DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in te
     "stalled-arrivals-left-out": Mutant(
         "R27", "a checkpoint leaves out keys that have voted because their rows wait"
     ),
+    "source-flips-while-away": Mutant("P6", "keys leave a source that is away, and wait for its return"),
     "retired-goes-on": Mutant("R29", "an instance that was retired while disconnected continues"),
     "forgets-returned-keys": Mutant("R25", "the source deletes keys that have returned to it"),
     "copy-of-another-session": Mutant("R40", "a key is taken from the copy of an earlier incarnation"),

@@ -181,6 +181,9 @@ class Deployment:
         )
 
     def _launch(self, instance: str) -> None:
+        if instance in self.dead and instance in self.retired:  # its successors have all that it owned
+            del self.dead[instance]
+            self.processes[instance].allow_restarts()
         self.retired.discard(instance)
         if instance in self.dead:
             return
@@ -407,6 +410,10 @@ class Deployment:
         routes = [*table.slots, *table.overrides.values()] if table is not None else []
         return sum(route.instance == instance for route in routes)
 
+    def _is_party(self, router: Router, instance: str) -> bool:
+        """Whether its router waits for it in a move, decided or not."""
+        return router.migration is not None and router.migration.concern(instance)
+
     def _takes_part_in_a_move(self, instance: str) -> bool:
         """Whether a router has a move of this instance that has neither ended nor merged."""
         for site in self.topology.sites:
@@ -431,7 +438,8 @@ class Deployment:
         """Ask for a takeover, and again if its router refused it (a move was under way, say)."""
         controller = self.processes["controller"].machine
         if isinstance(controller, Controller) and instance not in self.retired:
-            if self.router(site_of(instance)) is not None and not self._owned(instance):
+            router = self.router(site_of(instance))
+            if router is not None and not self._owned(instance) and not self._is_party(router, instance):
                 self.retired.add(instance)  # accepted
                 return
             if asked not in controller.recoveries:

@@ -59,7 +59,7 @@ FEATURES: dict[str, Feature] = {
     "replacements": Feature(outages.beside, 0.1),
     "late-news": Feature(outages.late_news, 0.15),
     "dead-for-good": Feature(outages.dead_for_good, 0.1),
-    "dead-in-moves": Feature(outages.dead_in_moves, 0.1, by_default=False),
+    "dead-in-moves": Feature(outages.dead_in_moves, 0.1),
     "wrong-clocks": Feature(outages.wrong_clocks, 0.1),
     "zombie-routers": Feature(outages.zombie_routers, 0.1),
     "gateways": Feature(devices.gateways, 0.15),

@@ -39,13 +39,10 @@ def _successors(rng: random.Random, instance: str) -> str:
 
 
 def dead_for_good(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
-    """An instance dies and never returns; others take over. It takes part in no move that has not ended.
-
-    Nobody scales or restarts the operator then: both would wait for the dead instance.
-    """
+    """An instance dies and never returns; others take over. It takes part in no move that has not ended."""
     dead = rng.choice(_instances(scenario))
     at_ms = rng.uniform(60, _end_ms(scenario))
-    return _with(_unscaled(scenario), [Action(at_ms, "die", dead, _successors(rng, dead))])
+    return _with(scenario, [Action(at_ms, "die", dead, _successors(rng, dead))])
 
 
 def dead_in_moves(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
@@ -61,19 +58,7 @@ def dead_in_moves(scenario: Scenario, rng: random.Random, options: Options) -> S
         point=rng.choice(DEATH_STEPS[role]),
         after=rng.random() < 0.5,
     )
-    return _with(_unscaled(scenario), [step])
-
-
-def _unscaled(scenario: Scenario) -> Scenario:
-    """Without requests that wait for every instance of an operator."""
-    moves = [action for action in scenario.actions if action.kind not in ("scale", "replace")]
-    halting = [action.kind == "move" and action.strategy == "restart" for action in moves]
-    return replace(
-        scenario,
-        actions=[
-            replace(a, strategy="pause") if halts else a for a, halts in zip(moves, halting, strict=True)
-        ],
-    )
+    return _with(scenario, [step])
 
 
 def late_news(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
