@@ -431,7 +431,7 @@ RULES: dict[str, Rule] = {
     "R36": Rule(
         "If source or destination of a decided move dies for good, a successor of it finishes the move.",
         (
-            "migration.source_router:OutgoingMove.served_by",
+            "migration.parallel_recovery:serve",
             "migration.destination_router:IncomingMove.replaced_by",
             "migration.parallel_recovery:with_served",
         ),

@@ -113,8 +113,8 @@ def test_the_replay_command_repeats_what_differs_from_the_defaults() -> None:
     )
     drawn = Options(strategies=PRINCIPAL, faults=FAULTS, features=DRAWN_FEATURES)
     assert cli_sim.replay_command(7, drawn) == "tiercel sim --seed 7 --trace"
-    other = Options(strategies=PRINCIPAL, faults=FAULTS, features=("dead-in-moves",))
-    command = "tiercel sim --seed 7 --without all --with dead-in-moves --trace"
+    other = Options(strategies=PRINCIPAL, faults=FAULTS, features=("small-shadows",))
+    command = "tiercel sim --seed 7 --without all --with small-shadows --trace"
     assert cli_sim.replay_command(7, other) == command
 
 

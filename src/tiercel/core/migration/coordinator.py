@@ -20,7 +20,7 @@ from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import IncomingMoveRecord, OutgoingMoveRecord
 from tiercel.core.migration.destination_router import IncomingMove
-from tiercel.core.migration.parallel_recovery import succeed
+from tiercel.core.migration.parallel_recovery import serve, succeed
 from tiercel.core.migration.phases import (
     DECIDED,
     DURABLE,
@@ -522,7 +522,7 @@ class MoveCoordinator:
         """The successors of a dead instance continue its decided moves, and end those that are done."""
         for outgoing in list(self.outgoing_moves.values()):
             if outgoing.is_served_by(dead):
-                outgoing.served_by(step, dead, successors[0])
+                serve(step, outgoing, dead, successors[0])
             elif dead in outgoing.holders:
                 outgoing.taken_over(step, dead, successors)
         for incoming in list(self.incoming_moves.values()):

@@ -1,7 +1,7 @@
 """Parallel recovery: several successors take over a dead instance, each a share of its slots.
 
 Responsible for: the router's part: one atomic step that assigns the slots to the successors, the share of the
-    log and of the checkpoint that each successor reads.
+    log and of the checkpoint that each successor reads; handing over the moves of the dead instance.
 Not responsible for: starting the successors (control/), reading the checkpoint (the drivers).
 
     A: slots 0-11, checkpoint at 70, dead          log ... 70 [A] [A] [A] 90 TakenOver [B1] [B2] ...
@@ -18,13 +18,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
 from tiercel.core import messages as m
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.logs.inbox import Inbox
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
-from tiercel.core.machine.stored import LogReader
+from tiercel.core.machine.stored import LogReader, OutgoingMoveRecord
 from tiercel.core.migration.ports import RouterPort
+from tiercel.core.migration.strategies import Strategy
 from tiercel.core.model.keys import KeySet
 from tiercel.core.model.log import Entry, TakenOver, Takeover
 from tiercel.core.model.routing import RouteUpdate, RoutingTable, slot_of
@@ -47,6 +50,46 @@ class Outcomes(Protocol):
 
     def taken_over(self, step: Step, dead: str, successors: tuple[str, ...]) -> None:
         """The successors continue its decided moves, and end those that are done."""
+
+
+class DecidedMove(Protocol):
+    """The interface of an outgoing move that a successor finishes."""
+
+    move: str
+    record: OutgoingMoveRecord
+    request: m.MoveRequest
+
+    @property
+    def strategy(self) -> Strategy: ...
+
+    def save(self, step: Step) -> None: ...
+    def notify(self, step: Step, notice: m.AnyNotice) -> None: ...
+    def announce_flip(self, step: Step) -> None: ...
+
+
+def serve(step: Step, outgoing: DecidedMove, dead: str, server: str) -> None:
+    """Rule R36: a successor of a dead source has the frozen units, and the destination learns of it."""
+    outgoing.record.served_for = (*outgoing.record.served_for, dead)
+    outgoing.request = outgoing.record.request = msgspec.structs.replace(outgoing.request, source=server)
+    outgoing.record.successors = ()
+    outgoing.save(step)
+    announce_server(step, outgoing, server)
+
+
+def announce_server(step: Step, outgoing: DecidedMove, server: str) -> None:
+    """Name the server to the destination."""
+    outgoing.notify(step, m.ServedByNotice(outgoing.move, server))
+
+
+def replace_destination(step: Step, outgoing: DecidedMove, destination: str) -> None:
+    """Rule R36: a successor of a dead destination receives the keys; the source sends it their units."""
+    if outgoing.request.destination != destination:
+        request = msgspec.structs.replace(outgoing.request, destination=destination)
+        outgoing.request = outgoing.record.request = request
+        outgoing.record.installed = False
+        outgoing.save(step)
+        if outgoing.strategy.freezes:
+            outgoing.announce_flip(step)
 
 
 def succeed(router: RouterPort, moves: Outcomes, step: Step, sender: str, request: m.TakeoverRequest) -> None:

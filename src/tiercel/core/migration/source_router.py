@@ -31,6 +31,7 @@ from tiercel.core.logs.site_outbox import FrameId
 from tiercel.core.machine.names import ShadowReaderName
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import OutgoingMoveRecord
+from tiercel.core.migration.parallel_recovery import replace_destination
 from tiercel.core.migration.phases import (
     DECIDED,
     SHADOWED,
@@ -206,27 +207,6 @@ class OutgoingMove:
         self.record.successors = (*others, *successors)
         self.save(step)
 
-    def served_by(self, step: Step, dead: str, server: str) -> None:
-        """Rule R36: a successor of a dead source has the frozen units, and the destination learns of it."""
-        self.record.served_for = (*self.record.served_for, dead)
-        self.request = self.record.request = msgspec.structs.replace(self.request, source=server)
-        self.record.successors = ()
-        self.save(step)
-        self.announce_server(step, server)
-
-    def announce_server(self, step: Step, server: str) -> None:
-        self.notify(step, m.ServedByNotice(self.move, server))
-
-    def on_destination_replaced(self, step: Step, message: m.DestinationReplaced) -> None:
-        """Rule R36: a successor of a dead destination receives the keys; the source sends it their units."""
-        if self.request.destination != message.destination:
-            request = msgspec.structs.replace(self.request, destination=message.destination)
-            self.request = self.record.request = request
-            self.record.installed = False
-            self.save(step)
-            if self.strategy.freezes:
-                self.announce_flip(step)
-
     def forgotten_by(self, step: Step, holder: str) -> None:
         """A holder no longer has the keys; the move ends with the last one."""
         left = tuple(other for other in self.holders if other != holder)
@@ -262,7 +242,7 @@ class OutgoingMove:
             case m.DestinationCheckpointed():
                 self.on_settled(step)
             case m.DestinationReplaced():
-                self.on_destination_replaced(step, message)
+                replace_destination(step, self, message.destination)
             case m.Forgotten():
                 self.forgotten_by(step, sender)
             case _:

@@ -13,7 +13,6 @@ from tiercel.core.logs.retention import Readers
 from tiercel.core.migration import parallel_recovery
 from tiercel.core.migration.destination_instance import StateReceiver
 from tiercel.core.migration.destination_router import IncomingMove
-from tiercel.core.migration.source_router import OutgoingMove
 from tiercel.core.model.routing import RoutingTable
 from tiercel.sim.explore.planting import Patch, instead
 
@@ -40,7 +39,7 @@ def _keeps_its_epochs(original: Any) -> Any:
 
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "moves-wait-for-clocks": (Patch(IncomingMove, "say_settled", _waits_for_the_clock),),
-    "server-not-announced": (Patch(OutgoingMove, "announce_server", instead(None)),),
+    "server-not-announced": (Patch(parallel_recovery, "announce_server", instead(None)),),
     "server-without-the-state": (Patch(parallel_recovery, "with_served", _reads_only_its_share),),
     "replacement-not-announced": (Patch(IncomingMove, "announce_replacement", instead(None)),),
     "replaced-destination-keeps-epochs": (Patch(StateReceiver, "renew", _keeps_its_epochs),),
