@@ -26,6 +26,7 @@ from tiercel.core.machine.events import Connected, Disconnected
 from tiercel.core.machine.names import ShadowReaderName
 from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.migration.units import unit_of, units_of
+from tiercel.core.model.bundle import bundle, range_key
 from tiercel.core.model.keys import KeySet
 from tiercel.core.model.log import Compare, Flip, Output
 from tiercel.core.model.routing import Route, RouteUpdate, RoutingTable
@@ -894,3 +895,35 @@ def test_R40_the_copy_of_an_earlier_incarnation_does_not_count() -> None:
 @mutants_of("R46")
 def test_R46_a_bundle_is_taken_apart_where_its_keys_are_not_treated_alike(mutant: str) -> None:
     assert_noticed(mutant)
+
+
+def admitted_of_a_bundle_behind_the_cut(mutant: str = "") -> list[bytes]:
+    """The keys whose outputs are admitted: the source was cut, and one of two keys of its bundle has left."""
+    leaves, stays = key_in(0), key_in(1)
+    with planted(mutant):
+        driver = SmallDeployment().start()
+        driver.produce("a", (leaves, 0, 0), (stays, 0, 0))
+        driver.withholds = lambda sender, to, message: to == A and isinstance(message, m.Dispatch)
+        driver.produce("a", (leaves, 0, 1), (stays, 0, 1))
+        driver.move(SLOT_0, A, B, "pause")
+        offset = [entry.offset for entry in driver.log("a") if entry.row_count][-1]
+        move = driver.machines["a"].outgoing_moves["m1"].record
+        assert move.last_offset < offset <= move.flip_offset
+        key, before = range_key(SLOTS, 0, SLOTS - 1), len(driver.outputs())
+        row = bundle(key, [leaves, stays], [0, 0], [(1,), (1,)])
+        cursor = driver.machines["a"].inboxes["op"].cursors[A]
+        late = m.Outputs(
+            *(A, cursor.incarnation, cursor.flush_no + 1, offset, offset),
+            *([Output(offset, key, 1, 0, row)], [], -1, False),
+        )
+        driver.send("a", late, A)
+        return [output.key for output in driver.outputs()[before:]]
+
+
+def test_R46_of_a_bundle_behind_the_cut_only_the_outputs_of_keys_that_stay_are_admitted() -> None:
+    assert admitted_of_a_bundle_behind_the_cut() == [key_in(1)]
+
+
+def test_R46_the_planted_bug_admits_all_of_the_bundle() -> None:
+    assert "refused-bundles-admitted" in DIRECTED
+    assert admitted_of_a_bundle_behind_the_cut("refused-bundles-admitted") == [key_in(0), key_in(1)]

@@ -8,6 +8,10 @@ Not responsible for: sockets, disks and encodings (the commands of `tiercel benc
 A real router and real instances exchange messages in memory, and each machine's time is counted by
 the kind of event: for the router `Produce` (append and dispatch), `Outputs` (admit, log) and
 `Durable` (acknowledge, publish). Goals: router below 3 us a tuple, instance below 6 us.
+
+The machines are driven as the runtime's host does it: all that has arrived for a machine is one turn, which
+ends with one commit and one `Durable`. With `frames at once` 1 a frame is sent when the last one is done;
+with 8 as many are under way as a producer under load has.
 """
 
 from __future__ import annotations
@@ -55,6 +59,7 @@ TOPOLOGY = Topology({SITE: None}, {"averages": Stream("averages", SITE)}, {"aver
 KEYS = 1_000
 TUPLES = 300_000  # a second or two per case; more changes nothing but the wait
 REPEATS = 3  # the best one counts: the others measured the neighbours
+AT_ONCE = 8  # frames that a producer under load has under way
 GOALS_US = {"router": 3.0, "instance": 6.0}
 
 
@@ -121,15 +126,21 @@ class Timed:
         self.machine = machine
         self.spent_ns: dict[str, int] = {}
         self.clock_ms = 1e6
-        self.last_ms = 0.0  # the last event
+        self.last_ms = 0.0  # the last step
+        self.steps = self.events = 0
 
-    def take(self, kind: str, event: Event) -> list[Effect]:
+    def take(self, waiting: deque[Event]) -> list[Effect]:
+        """Take the first of these events, and those that may share its step."""
         self.clock_ms += 0.01
+        first, before = waiting[0], len(waiting)
         begun = perf_counter_ns()
-        effects = self.machine.on_event(event, self.clock_ms)
+        effects = self.machine.on_events(waiting, self.clock_ms)
         took_ns = perf_counter_ns() - begun
+        kind = type(first.message if isinstance(first, Received) else first).__name__
         self.spent_ns[kind] = self.spent_ns.get(kind, 0) + took_ns
         self.last_ms = took_ns / 1e6
+        self.steps += 1
+        self.events += before - len(waiting)
         return effects
 
 
@@ -154,50 +165,67 @@ class Site:
         self.machines = {SITE: self.router}
         for name in names:
             self.machines[name] = Timed(Instance(name, operator, PlainAdapter(), Settings(), 1))
-        self._waiting: deque[tuple[str, str, Event]] = deque()
+        self._waiting: dict[str, deque[Event]] = {name: deque() for name in self.machines}
         for name in names:
-            self.give(SITE, "start", Connected(name))
-            self.give(name, "start", Connected(SITE))
-        self.give(SITE, "start", Connected(CLIENT))
-        self.give(SITE, "start", Received(CLIENT, m.Subscribe("averages", 0)))
+            self.give(SITE, Connected(name))
+            self.give(name, Connected(SITE))
+        self.give(SITE, Connected(CLIENT))
+        self.give(SITE, Received(CLIENT, m.Subscribe("averages", 0)))
         for timed in self.machines.values():
             timed.spent_ns.clear()
+            timed.steps = timed.events = 0
 
-    def give(self, name: str, kind: str, event: Event) -> None:
-        """Hand over an event, and go on until everyone is quiet."""
-        waiting = self._waiting
-        waiting.append((name, kind, event))
+    def give(self, name: str, *events: Event) -> None:
+        """Hand over events that arrive together, and go on until everyone is quiet."""
+        self._waiting[name].extend(events)
+        while any(self._waiting.values()):
+            for at, waiting in self._waiting.items():
+                if waiting:
+                    self._turn(at, waiting)
+
+    def _turn(self, at: str, waiting: deque[Event]) -> None:
+        """All that waits for a machine, and one commit."""
+        written = 0
         while waiting:
-            at, kind, event = waiting.popleft()
-            for effect in self.machines[at].take(kind, event):
+            for effect in self.machines[at].take(waiting):
+                if isinstance(effect, Write):
+                    written = effect.seq
+                else:
+                    self._perform(at, effect)
+        if written:
+            for effect in self.machines[at].take(deque([Durable(written)])):
                 self._perform(at, effect)
 
     def _perform(self, at: str, effect: Effect) -> None:
         match effect:
             case Send(to=to, message=message):
                 if to in self.machines:
-                    self._waiting.append((to, type(message).__name__, Received(at, message)))
+                    self._waiting[to].append(Received(at, message))
                 elif isinstance(message, m.Publish):
                     self.published += sum(len(entry.outputs) for entry in message.entries)
                     consumed = m.Consumed(message.stream, message.entries[-1].offset)
-                    self._waiting.append((SITE, "Consumed", Received(CLIENT, consumed)))
+                    self._waiting[SITE].append(Received(CLIENT, consumed))
             case Write(seq=seq):
-                self._waiting.append((at, "Durable", Durable(seq)))
+                self._waiting[at].append(Durable(seq))
             case Continue():
-                self._waiting.append((at, "Continued", Continued(self.machines[at].last_ms)))
+                self._waiting[at].append(Continued(self.machines[at].last_ms))
             case ReadLog(inbox=inbox, reader=reader):
-                self._waiting.append((at, "LogRead", LogRead(inbox, reader, [])))
+                self._waiting[at].append(LogRead(inbox, reader, []))
             case LoadCheckpoint(number=number):
-                self._waiting.append((at, "start", CheckpointLoaded({}, number=number)))
+                self._waiting[at].append(CheckpointLoaded({}, number=number))
             case _:
                 pass  # timers: the run is over before one is due
 
 
-def run(machine: str, size: int) -> dict[str, float]:
+def run(machine: str, size: int, at_once: int = 1) -> dict[str, float]:
     """Microseconds per tuple by kind of event. One instance gets whole frames, two share them."""
     site = Site(2 if machine == "router" else 1)
-    for seq, rows in enumerate(frames_of(size), 1):
-        site.give(SITE, "Produce", Received(CLIENT, m.Produce(CLIENT, seq, "readings", rows)))
+    frames = [
+        Received(CLIENT, m.Produce(CLIENT, seq, "readings", rows))
+        for seq, rows in enumerate(frames_of(size), 1)
+    ]
+    for n in range(0, len(frames), at_once):
+        site.give(SITE, *frames[n : n + at_once])
     if site.published != TUPLES:
         message = (
             f"{site.published} outputs published of {TUPLES}: the machines were not driven as they should be"
@@ -210,18 +238,19 @@ def run(machine: str, size: int) -> dict[str, float]:
 # -- telling ----------------------------------------------------------------------------------
 
 
-def measure(machine: str, size: int) -> Line:
+def measure(machine: str, size: int, at_once: int) -> Line:
     runs = []
     for _ in range(REPEATS):
         gc.collect()
         gc.disable()  # a host hardly ever collects either (runtime/host.py)
-        runs.append(run(machine, size))
+        runs.append(run(machine, size, at_once))
         gc.enable()
     best = min(runs, key=lambda parts: sum(parts.values()))
     total = sum(best.values())
     return {
         "machine": machine,
         "rows a frame": size,
+        "frames at once": at_once,
         "us a tuple": round(total, 3),
         "us a frame": round(total * size, 1),
         "goal us": GOALS_US[machine],
@@ -245,7 +274,8 @@ def main() -> None:
     if given.profile:
         profile(given.profile)
         return
-    lines = [measure(machine, size) for machine in GOALS_US for size in (500, 10)]
+    cases = ((500, 1), (10, 1), (10, AT_ONCE))
+    lines = [measure(machine, size, at_once) for machine in GOALS_US for size, at_once in cases]
     settings = msgspec.to_builtins(Settings()) | {"keys": KEYS, "tuples": TUPLES, "repeats": REPEATS}
     print_results(document("core", lines, settings), as_json=given.json, out=given.out)
 

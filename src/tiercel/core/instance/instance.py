@@ -14,8 +14,9 @@ entries to the same user code and produces the same outputs, and the router admi
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any, assert_never
+from typing import Any, TypeGuard, assert_never
 
 import msgspec
 
@@ -52,6 +53,8 @@ from tiercel.core.model.routing import RoutingTable
 from tiercel.core.model.topology import Operator, site_of
 from tiercel.core.settings import Settings
 from tiercel.core.state.table import StateTable
+
+TOGETHER_MAX = 64  # entries of several messages that share a step: their outputs leave together
 
 
 class InstancePhase(enum.Enum):
@@ -169,6 +172,20 @@ class Instance:
         if read_ahead:
             self.space.memory_limit.read_ahead = {}  # valid for this event only
         return released + self.journal.commit(step)
+
+    def on_events(self, waiting: deque[Event], now_ms: float) -> list[Effect]:
+        """Handle the first of these events; entries that came in several messages share its step.
+
+        The result is that of one message for all of them. While keys are evicted or leave, each event has a
+        step of its own: the driver reads what it needs.
+        """
+        event = waiting.popleft()
+        if waiting and not self.space.evicted and not self.senders and _is_dispatch(event):
+            entries = list(event.message.entries)
+            while waiting and _is_dispatch(waiting[0]) and len(entries) < TOGETHER_MAX:
+                entries += waiting.popleft().message.entries  # type: ignore[union-attr]
+            event = Received(event.sender, m.Dispatch(entries))
+        return self.on_event(event, now_ms)
 
     def missing_state(self, event: Event) -> tuple[StorageKey, ...]:
         """The stored versions that this event may need; the driver delivers them first, as `StateRead`."""
@@ -472,6 +489,10 @@ class Instance:
 
     def exit(self, step: Step, reason: str) -> None:
         step.effects.append(Exit(reason))
+
+
+def _is_dispatch(event: Event) -> TypeGuard[Received]:
+    return type(event) is Received and type(event.message) is m.Dispatch
 
 
 def _is_older(reply: m.AttachReply, applied: int, *, stored: bool = False) -> bool:

@@ -16,6 +16,7 @@ from tiercel.core.migration.instance_moves import InstanceMoves
 from tiercel.core.migration.source_router import OutgoingMove
 from tiercel.core.model.bundle import is_bundle, range_of
 from tiercel.core.model.log import Row
+from tiercel.core.router.outputs import OutputAdmission
 from tiercel.core.router.watermarks import Watermarks
 from tiercel.sim.explore.planting import Patch, instead
 
@@ -104,6 +105,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "moving-bundles-whole": (Patch(Inbox, "owner_of_bundle", _while_keys_move),),
     "bundles-overtake-rows": (Patch(Inbox, "bundles_first", _sorted),),
     "leaving-bundles-whole": (Patch(InstanceMoves, "without_bundles_of_moves", _as_given),),
+    "refused-bundles-admitted": (Patch(OutputAdmission, "each_alone", _as_given),),
     "bundles-not-shadowed": (Patch(OutgoingMove, "rows_in_source_parts", _no_bundles_in_shadow),),
     "bundles-not-taken-over": (Patch(DispatchCursor, "_taken_over", _single_rows(1)),),
     "keys-called-twice": (Patch(Processing, "may_stay_whole", instead(True)),),

@@ -313,6 +313,7 @@ DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in te
     "copy-of-another-session": Mutant("R40", "a key is taken from the copy of an earlier incarnation"),
     "lost-increments-ignored": Mutant("R40", "a copy counts though an increment is missing"),
     "passed-timers-not-fired": Mutant("R18", "timers do not fire, though the new log is past their time"),
+    "refused-bundles-admitted": Mutant("R46", "outputs of keys that have left are admitted, within a bundle"),
 }
 
 

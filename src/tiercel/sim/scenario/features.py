@@ -35,6 +35,14 @@ def bundles(scenario: Scenario, rng: random.Random, options: Options) -> Scenari
     return replace(scenario, encoded=True, bundles=form, traffic=scenario.traffic if timed else larger)
 
 
+def busy_instances(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
+    """Instances take what has come within some time at once, as those of the runtime do."""
+    names = [name for operator in scenario.topology.operators.values() for name in operator.instances]
+    return replace(
+        scenario, turn_ms={**scenario.turn_ms, **{name: rng.choice((0.3, 1.5, 5.0)) for name in names}}
+    )
+
+
 class Feature(NamedTuple):
     """Something that some seeds have: how often, and whether campaigns draw it unless told otherwise."""
 
@@ -67,6 +75,7 @@ FEATURES: dict[str, Feature] = {
     "dying-applications": Feature(site_faults.dying_applications, 0.15),
     "calm": Feature(outages.calm, 0.15),
     "bundles": Feature(bundles, 0.35),
+    "busy-instances": Feature(busy_instances, 0.2),
 }
 DRAWN_FEATURES = tuple(name for name, feature in FEATURES.items() if feature.by_default)
 
