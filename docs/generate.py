@@ -463,6 +463,13 @@ RULES: dict[str, Rule] = {
             "router.outputs:OutputAdmission.each_alone",
         ),
     ),
+    "R47": Rule(
+        "A predicted move flips when rows enter at its destination's site; rows elsewhere undo it.",
+        (
+            "migration.source_router:OutgoingMove.rows_are_there",
+            "migration.source_router:OutgoingMove.rows_came",
+        ),
+    ),
 }
 
 

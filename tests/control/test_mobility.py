@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiercel.control.mobility import HandOver, Mobility, MobilityState, Sighting, Threshold
+from tiercel.control.mobility import HandOver, Mobility, MobilityState, Sighting, Threshold, Visit
 from tiercel.core.errors import InvalidRequest
 
 SITES = {
@@ -181,3 +181,53 @@ def test_a_sighting_at_an_unknown_site_is_refused_by_name() -> None:
     mobility = Mobility(SITES, MOBILITY, WAIT)
     with pytest.raises(InvalidRequest, match="unknown site 'mars'"):
         mobility.decide([Sighting(CAR, "mars", 1, 0.0)], lambda _: "edge-1", 0.0)
+
+
+def following(places: dict[str, str]) -> Mobility:
+    return Mobility(
+        SITES, MOBILITY, WAIT, direct=True, predict=lambda key, visits: places.get(visits[-1].site)
+    )
+
+
+def test_a_copy_goes_where_a_source_is_predicted_once_its_key_has_come_to_where_it_is() -> None:
+    mobility = following({"edge-2": "edge-3"})
+    (first,) = mobility.decide([Sighting(CAR, "edge-2", 3, 0.0)], lambda _: "edge-1", 0.0)
+    assert not first.predicted
+    mobility.ended(first, 1.0)
+    assert mobility.decide([], lambda _: "edge-1", 1.0) == [], "the tables do not say so yet"
+    (copy,) = mobility.decide([], lambda _: "edge-2", 2.0)
+    assert copy == HandOver(
+        frozenset({CAR}), "edge-2", "edge-3", "predicted at edge-3 behind edge-2", predicted=True
+    )
+    seen = [Sighting(CAR, "edge-3", 3, 3.0)]
+    assert mobility.decide(seen, lambda _: "edge-2", 3.0) == [], "its rows decide the move"
+    mobility.ended(copy, 3.5)
+    assert mobility.decide([], lambda _: "edge-3", 4.0) == []
+
+
+def test_a_wrong_prediction_costs_a_copy_and_the_key_follows_its_source() -> None:
+    mobility = following({"edge-2": "edge-3"})
+    (first,) = mobility.decide([Sighting(CAR, "edge-2", 3, 0.0)], lambda _: "edge-1", 0.0)
+    mobility.ended(first, 1.0)
+    (copy,) = mobility.decide([], lambda _: "edge-2", 2.0)
+    mobility.ended(copy, 3.0, undone=True)
+    (then,) = mobility.decide([Sighting(CAR, "edge-1", 3, 4.0)], lambda _: "edge-2", 4.0)
+    assert (then.source, then.destination, then.predicted) == ("edge-2", "edge-1", False)
+
+
+def test_the_function_gets_the_visits_of_a_source_in_their_order() -> None:
+    seen: list[tuple[Visit, ...]] = []
+    mobility = Mobility(SITES, MOBILITY, WAIT, direct=True, predict=lambda key, visits: seen.append(visits))
+    (first,) = mobility.decide([Sighting(CAR, "edge-2", 3, 0.0)], lambda _: "edge-1", 0.0)
+    mobility.ended(first, 1.0)
+    (second,) = mobility.decide([Sighting(CAR, "edge-3", 3, 5.0)], lambda _: "edge-2", 5.0)
+    mobility.ended(second, 6.0)
+    assert mobility.decide([], lambda _: "edge-3", 7.0) == []
+    assert seen[-1] == (Visit("edge-2", 0.0), Visit("edge-3", 5.0))
+
+
+def test_a_prediction_of_no_site_of_the_deployment_copies_nothing() -> None:
+    mobility = following({"edge-2": "mars"})
+    (first,) = mobility.decide([Sighting(CAR, "edge-2", 3, 0.0)], lambda _: "edge-1", 0.0)
+    mobility.ended(first, 1.0)
+    assert mobility.decide([], lambda _: "edge-2", 2.0) == []

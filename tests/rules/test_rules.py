@@ -42,7 +42,7 @@ SEEDS_MAX = 60  # a seed that shifted a little is found again; one that did not 
 REGENERATE = "tiercel sim --mutants --seeds 400 --jobs 1 --json > tests/rules/killers.json"
 A, B = "op@a#0", "op@b#0"
 UNUSED, OTHER = "op@a#1", "op@a#2"
-RULES = {f"R{n}" for n in (*range(1, 33), 35, 36, 40, 45, 46)}  # the others are not built
+RULES = {f"R{n}" for n in (*range(1, 33), 35, 36, 40, 45, 46, 47)}  # the others are not built
 SLOT_0 = KeySet(slots=frozenset({0}))
 
 
@@ -842,6 +842,37 @@ def test_R32_units_leave_only_once_their_cut_is_logged(mutant: str) -> None:
 @mutants_of("R36")
 def test_R36_a_successor_finishes_the_decided_moves_of_a_dead_instance(mutant: str) -> None:
     assert_noticed(mutant)
+
+
+@pytest.mark.parametrize("mutant", ["", "predicted-without-rows"])
+def test_R47_a_predicted_copy_owns_its_keys_only_once_rows_enter_there(mutant: str) -> None:
+    with planted(mutant):
+        driver = SmallDeployment(topology(("a", "b", "c"))).start()
+        key = next(k for k in (key_in(slot) for slot in range(SLOTS)) if driver.owner_of(k, "a") == A)
+        driver.produce("a", (key, 0, 0))
+        driver.move(KeySet(keys=frozenset({key})), A, B, "predict", deadline_ms=60_000.0)
+        driver.advance_ms(2_000)
+        assert (driver.owner_of(key, "a") == B) is bool(mutant), "nothing has entered at `b`"
+        assert mutant or driver.has_state(A, key)
+        driver.produce("b", (key, 0, 1), producer="q")
+        driver.advance_ms(2_000)
+    assert driver.statuses["m1"].phase == "done"
+    assert driver.owner_of(key, "a") == B
+    assert [output.row[2][2] for output in driver.outputs()] == [1, 2], "each row counts once, in order"
+
+
+def test_R47_rows_that_enter_elsewhere_undo_a_predicted_move_and_cost_no_row() -> None:
+    driver = SmallDeployment(topology(("a", "b", "c"))).start()
+    key = next(k for k in (key_in(slot) for slot in range(SLOTS)) if driver.owner_of(k, "a") == A)
+    driver.produce("a", (key, 0, 0))
+    driver.move(KeySet(keys=frozenset({key})), A, B, "predict", deadline_ms=60_000.0)
+    driver.advance_ms(1_000)
+    driver.produce("c", (key, 0, 1), producer="q")
+    driver.advance_ms(1_000)
+    assert driver.statuses["m1"].phase == "aborted"
+    assert "came at c, not at b" in driver.statuses["m1"].reason
+    assert driver.owner_of(key, "a") == A
+    assert [output.row[2][2] for output in driver.outputs()] == [1, 2]
 
 
 @mutants_of("R35")

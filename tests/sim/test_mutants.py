@@ -7,7 +7,6 @@ import pytest
 from tiercel.core.errors import InvalidRequest
 from tiercel.sim.explore import (
     bundle_mutants,
-    device_mutants,
     instance_mutants,
     outage_mutants,
     request_mutants,
@@ -28,7 +27,7 @@ PLANTED = Options(faults=FAULTS, mutant="source-forgets-early")
 def test_every_planted_bug_is_described_and_every_description_is_planted() -> None:
     tables = (
         *(router_mutants, instance_mutants, outage_mutants, request_mutants, state_mutants),
-        *(device_mutants, site_mutants, bundle_mutants),
+        *(site_mutants, bundle_mutants),
     )
     planted = {name for table in tables for name in table.PATCHES}
     assert planted == set(MUTANTS) | set(DIRECTED)

@@ -22,6 +22,11 @@ def follow(state: tuple[int], row: Any) -> tuple[tuple[int], tuple[str, int, int
     return (row.seq,), (row.car, row.seq, state[0])
 
 
+def there_and_back(car: str, visits: Any) -> str:
+    """A car that has been seen at the edge drives to the cloud next."""
+    return "cloud" if visits[-1].site == "edge" else "edge"
+
+
 def position(car: str, seq: int, at: float = 0.0) -> dict[str, Any]:
     return {"car": car, "seq": seq, "at": at}
 
@@ -132,6 +137,39 @@ def test_a_dataframe_brings_rows_of_devices_too(cars: Cars, spark: SparkSession)
     rows.write.format("tiercel").option("stream", "positions").mode("append").save(location)
     cars.edge.send(position("e", 2), position("e", 5))
     assert cars.until("e", 5) == in_order(5)
+
+
+def test_a_predicted_copy_becomes_the_owner_when_its_car_arrives(cars: Cars) -> None:
+    live, wait = cars.live, tiercel.Threshold(seconds=1)
+    live.mobility("follow", mobility=tiercel.Threshold(tuples=2), wait=wait, predict=there_and_back)
+    n = 0
+
+    def until_at(site: str, gateway: Any) -> None:
+        nonlocal n
+        deadline = time.monotonic() + WAIT_S
+        while f"@{site}#" not in live.owners("follow", ["g"])["g"]:
+            assert time.monotonic() < deadline, live.status()
+            n += 1
+            gateway.send(position("g", n))
+            time.sleep(0.1)
+
+    until_at("cloud", cars.edge if "@cloud#" not in live.owners("follow", ["g"])["g"] else cars.cloud)
+    until_at("edge", cars.edge)
+    asked = [d for d in live.policies().changes if "predicted at cloud" in d.reason]
+    deadline = time.monotonic() + WAIT_S
+    while not asked and time.monotonic() < deadline:
+        n += 1
+        cars.edge.send(position("g", n))
+        time.sleep(0.2)
+        asked = [d for d in live.policies().changes if "predicted at cloud" in d.reason]
+    time.sleep(1.0)
+    until_at("cloud", cars.cloud)
+    assert cars.until("g", n) == in_order(n)
+    deadline = time.monotonic() + WAIT_S
+    while "predicted at cloud" not in str(live.status()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert "handed over: follow: edge -> cloud, 1 keys" in str(live.status())
+    live.remove_policy("follow: mobility")
 
 
 def test_a_row_without_its_number_is_refused_where_it_is_sent(cars: Cars) -> None:

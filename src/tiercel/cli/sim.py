@@ -1,4 +1,4 @@
-"""`tiercel sim`: seeds, crash points, mutants, the large scenario, and the replay of one seed.
+"""`tiercel sim`: seeds, crash points, mutants, the large scenario, the fleet, and the replay of one seed.
 
 Responsible for: checking the options, progress on stderr, results on stdout, exit codes.
 Not responsible for: the runs (sim/explore).
@@ -37,6 +37,7 @@ from tiercel.sim.explore.shrink import render, shrink
 from tiercel.sim.explore.walks import WALKS, missed
 from tiercel.sim.scenario.deployment import Deployment
 from tiercel.sim.scenario.features import DRAWN_FEATURES, FEATURES
+from tiercel.sim.scenario.fleet import run_fleet
 from tiercel.sim.scenario.large import Report, run_large
 from tiercel.sim.scenario.scenario import FAULTS, Options
 
@@ -86,6 +87,9 @@ def sim(
     large: Annotated[
         bool, typer.Option("--large", help="Run the large scenario: 50 sites, 20,000 keys, 200 moves.")
     ] = False,
+    fleet: Annotated[
+        bool, typer.Option("--fleet", help="Run the fleet: 200 sites, 124,000 keys, cars that travel.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     list_: Annotated[str | None, typer.Option("--list", help=f"List {', '.join(LISTS)}.")] = None,
 ) -> None:
@@ -115,8 +119,8 @@ def sim(
     if trace and seed is None:
         what = "--trace prints one run"
         raise UserError(what, expected="--seed as well", hint="tiercel sim --seed 42 --trace")
-    if sum((points, mutants, large, seed is not None, list_ is not None)) > 1:
-        what = "--seed, --points, --mutants, --large and --list are different commands"
+    if sum((points, mutants, large, fleet, seed is not None, list_ is not None)) > 1:
+        what = "--seed, --points, --mutants, --large, --fleet and --list are different commands"
         raise UserError(what, expected="at most one of them", hint="tiercel sim --help")
     chosen = _names("strategy", strategy, tuple(STRATEGIES), "strategies")
     if mutant:
@@ -142,6 +146,8 @@ def sim(
         _end(_mutants([mutant] if mutant else list(MUTANTS), seeds, first, jobs, as_json))
     elif large:
         _end(_large(as_json))
+    elif fleet:
+        _end(_fleet(as_json))
     else:
         _end(_seeds(range(first, first + seeds), options, jobs, as_json))
 
@@ -401,6 +407,20 @@ def _large(as_json: bool) -> bool:
     else:
         print_large(report)
     return not report.result.violations
+
+
+def _fleet(as_json: bool) -> bool:
+    with progress("percent of the drive", 100) as show:
+        report = run_fleet(on_progress=lambda at_ms, end_ms: show(min(100, round(100 * at_ms / end_ms))))
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        table = Table("figure", "value")
+        for name, value in msgspec.to_builtins(report).items():
+            shown = f"{value:.1f}" if isinstance(value, float) else str(value)
+            table.add_row(name, shown)
+        Console(width=None if Console().is_terminal else 120).print(table)
+    return not report.faults
 
 
 def print_large(report: Report) -> None:

@@ -12,6 +12,10 @@ sites. There it rests until its source has stayed at one site beyond the wait th
 that site. So a short visit pulls no state down, and a source that oscillates between sites rests at their
 ancestor. A source that vanishes leaves its key where it is. With `direct`, keys skip the ancestor.
 
+With a function that predicts the next site of a source, a copy of its key goes there when the key has come
+to where its source is. The copy becomes the owner when the first row enters there. If rows enter elsewhere,
+or none within some time, the copy is dropped.
+
 A threshold in rows alone would make slow sources wait; one in seconds alone would send many rows of a fast
 source the long way. Whichever is reached first counts.
 """
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -63,6 +68,42 @@ class HandOver(msgspec.Struct, frozen=True):
     source: str
     destination: str
     reason: str
+    predicted: bool = False  # only a copy, until rows enter at the destination
+
+
+class Visit(NamedTuple):
+    """A site at which the rows of a key entered, from some time on."""
+
+    site: str
+    since_s: float
+
+
+Predict = Callable[[Key, tuple[Visit, ...]], str | None]  # key, where it was -> the site where it will be
+VISITED_KEYS_MAX = 10_000  # whose visits are remembered
+VISITS_MAX = 16
+
+
+class EndedHandOver(msgspec.Struct, frozen=True):
+    """A hand-over that has ended, with what it was for."""
+
+    operator: str
+    keys: tuple[Key, ...]
+    source: str
+    destination: str
+    reason: str
+    requested_s: float  # seconds since 1970
+    phases: dict[str, float]  # phase -> ms after the request at which the last key had reached it
+    bytes_moved: int
+    undone: str = ""  # why it was undone; empty: it was carried out
+
+    @property
+    def duration_ms(self) -> float:
+        return max(self.phases.values(), default=0.0)
+
+    def __str__(self) -> str:
+        how = f"undone: {self.undone}" if self.undone else f"in {self.duration_ms:.0f} ms"
+        what = f"{len(self.keys)} keys, {self.bytes_moved:,} bytes"
+        return f"{self.operator}: {self.source} -> {self.destination}, {what}, {how}: {self.reason}"
 
 
 class MobilityState(enum.Enum):
@@ -112,6 +153,7 @@ class Mobility:
         retry_s: float = 1.0,
         keys_max: int = 400,
         at_once_max: int = 1,
+        predict: Predict | None = None,
     ) -> None:
         """`parents` are the sites. A source without a sighting for `forget_s` is home again, or vanished.
 
@@ -124,6 +166,10 @@ class Mobility:
         self._journeys: dict[Key, Journey] = {}
         self._due: dict[Key, None] = {}  # keys to look at: seen, handed over, or waiting since the last call
         self._running: dict[tuple[str, str], int] = {}  # hand-overs between two sites
+        self._predict = predict
+        self._visits: dict[Key, tuple[Visit, ...]] = {}  # those seen last are at the end
+        self._arrived: dict[Key, str] = {}  # keys that have come to where their source is
+        self._copied: dict[Key, str] = {}  # keys of which a copy is at the predicted site
 
     def __len__(self) -> int:
         """Keys that are not at home."""
@@ -152,6 +198,8 @@ class Mobility:
             self._journeys[sighting.key] = seen  # those seen last are at the end
             seen.see(sighting)
             self._due[sighting.key] = None
+            if self._predict is not None:
+                self._visit(sighting)
         self._forget(now_s)
         wanted: dict[tuple[str, str], list[tuple[Key, str]]] = {}
         due, self._due = self._due, {}
@@ -162,13 +210,56 @@ class Mobility:
             if now_s < journey.waits_until_s:
                 self._due[key] = None
                 continue
+            if self._copied.get(key) == journey.site:  # its rows decide the move
+                self._due[key] = None
+                continue
             owner = owner_of(key)
             found = self._destination(journey, owner)
             if found is not None:
                 wanted.setdefault((owner, found[0]), []).append((key, found[1]))
-        return [
+        found_together = [
             hand_over for pair, keys in sorted(wanted.items()) for hand_over in self._together(pair, keys)
         ]
+        return found_together + self._predictions(owner_of)
+
+    # -- predictions ---------------------------------------------------------------------------
+
+    def _visit(self, sighting: Sighting) -> None:
+        visits = self._visits.pop(sighting.key, ())
+        if not visits or visits[-1].site != sighting.site:
+            visits = (*visits, Visit(sighting.site, sighting.at_s))[-VISITS_MAX:]
+        self._visits[sighting.key] = visits
+        if len(self._visits) > VISITED_KEYS_MAX:
+            del self._visits[next(iter(self._visits))]
+
+    def _predictions(self, owner_of: Callable[[Key], str]) -> list[HandOver]:
+        """Copies of keys that have come to where their sources are, for where these will go."""
+        arrived, self._arrived = self._arrived, {}
+        found = []
+        for key, site in arrived.items():
+            visits = self._visits.get(key)
+            journey = self._journeys.get(key)
+            if self._predict is None or not visits or key in self._copied:
+                continue
+            if owner_of(key) != site:
+                self._arrived[key] = site  # the tables do not say so yet
+                continue
+            if journey is not None and journey.site != site:
+                continue  # it has left already
+            then = self._predict(key, visits)
+            if then is None or then == site or then not in self._parents:
+                continue
+            self._copied[key] = then
+            reason = f"predicted at {then} behind {', '.join(visit.site for visit in visits[-3:])}"
+            found.append(HandOver(frozenset((key,)), site, then, reason, predicted=True))
+        return found
+
+    def _copy_ended(self, hand_over: HandOver, *, undone: bool) -> None:
+        for key in hand_over.keys:
+            self._copied.pop(key, None)
+            if not undone:
+                self._journeys.pop(key, None)
+                self._arrived[key] = hand_over.destination
 
     def _forget(self, now_s: float) -> None:
         """Drop sources that were not seen elsewhere for long: they are home again, or vanished."""
@@ -186,6 +277,9 @@ class Mobility:
 
     def ended(self, hand_over: HandOver, now_s: float, *, undone: bool = False) -> None:
         """A hand-over has ended. Its keys are at the destination, or where they were."""
+        if hand_over.predicted:
+            self._copy_ended(hand_over, undone=undone)
+            return
         pair = (hand_over.source, hand_over.destination)
         self._running[pair] = self._running.get(pair, 0) - 1
         if self._running[pair] <= 0:
@@ -200,6 +294,8 @@ class Mobility:
                 journey.waits_until_s = now_s + self._retry_s
             elif journey.site == hand_over.destination:
                 del self._journeys[key]
+                if self._predict is not None:
+                    self._arrived[key] = hand_over.destination
             else:
                 journey.left_s, journey.left_tuples = journey.since_s, journey.tuples
 

@@ -24,7 +24,7 @@ ALL_OF_A = KeySet(slots=frozenset((0, 1)))
         ({"operator": "nobody"}, "unknown operator 'nobody'; expected one of: op"),
         (
             {"strategy": "teleport"},
-            "unknown strategy 'teleport'; expected one of: bins, fetch, live, meces, pause, push",
+            "unknown strategy 'teleport'; expected one of: bins, fetch, live, meces, pause, predict",
         ),
         ({"keys": KeySet()}, "the key set is empty"),
         ({"keys": KeySet(slots=frozenset({9}))}, "slot 9 is out of range for op; expected 0 to 3"),

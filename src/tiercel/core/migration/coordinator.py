@@ -34,7 +34,7 @@ from tiercel.core.migration.ports import RouterPort
 from tiercel.core.migration.source_router import OutgoingMove
 from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.keys import KeySet
-from tiercel.core.model.log import OWN, SHADOW, Entry, Output, OutputFence, Position
+from tiercel.core.model.log import OWN, SHADOW, Entry, Output, OutputFence, Position, Row
 from tiercel.core.model.routing import RouteUpdate, check_keys, overlap
 from tiercel.core.model.topology import operator_of, site_of
 
@@ -102,6 +102,12 @@ class MoveCoordinator:
                 outgoing.retry(step)
         for incoming in list(self.incoming_moves.values()):
             incoming.retry(step)
+
+    def rows_came(self, step: Step, site: str, inbox: str, rows: list[Row]) -> None:
+        """Rows that entered at another site are for keys of this one."""
+        for outgoing in list(self.outgoing_moves.values()):
+            if outgoing.inbox.name == inbox:
+                outgoing.rows_came(step, site, rows)
 
     # -- requests --------------------------------------------------------------------------------
 

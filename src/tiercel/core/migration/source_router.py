@@ -89,6 +89,7 @@ class OutgoingMove:
         self.waiting: dict[int, tuple[int, int]] = {}  # unit -> its first row behind the cut, number of rows
         self.asked_by = ""
         self.deadline_ms = float("inf")
+        self.rows_have_come = False  # at the destination's site
         self.moved = (0, 0)  # keys and bytes, for reports
         self.messages = 0
         self.overlap = 1.0 if self.strategy.votes else 0.0  # both instances process during a live transfer
@@ -480,8 +481,23 @@ class OutgoingMove:
             shadow_complete=self.shadow_complete(),
             source_attached=self.source_attached(),
             source_watermark_reached=self.source_watermark_reached(),
+            rows_came=self.rows_are_there(),
         )
         return self.strategy.may_flip(facts)
+
+    def rows_are_there(self) -> bool:
+        """Rule R47: a predicted move flips once rows of its keys have entered at the destination's site."""
+        return self.rows_have_come
+
+    def rows_came(self, step: Step, site: str, rows: list[Row]) -> None:
+        """Rows that entered at another site are here; a predicted move is decided by them, or undone."""
+        if not self.strategy.awaits_rows or not any(self.member(row[0]) for row in rows):
+            return
+        if site == self.to_site:
+            self.rows_have_come = True
+            self.advance(step)
+        elif self.may_abort():
+            self.abort(step, f"rows of its keys came at {site}, not at {self.to_site}")
 
     def differing_key(self) -> Key | None:
         """Rule R13: a key whose state differs between source and destination; None if there is none."""

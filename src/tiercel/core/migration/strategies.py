@@ -13,6 +13,7 @@ Not responsible for: carrying a move out (the four roles of this package), the o
     subscale    as fetch, in pieces of which two move at a time
     standby     as live; the source sends only what the destination, its standby, does not have
     replicate   as live, with one flip for all keys
+    predict     as live; the flip waits until a row of a key enters at the destination's site
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class FlipFacts(msgspec.Struct, frozen=True):
     shadow_complete: bool = False  # the destination has been sent every row of the keys
     source_attached: bool = True  # the source can send its state
     source_watermark_reached: bool = False  # no output can be late behind the destination's watermark
+    rows_came: bool = False  # rows of the keys have entered at the destination's site
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +58,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     order: str = "sorted"  # in which the source sends units, of `ORDERS`
     asks: bool = False  # the destination requests units that rows wait for
     copies: bool = False  # what the destination has as the source's standby is not sent
+    awaits_rows: bool = False  # the flip waits for rows that enter at the destination's site
     blocks: bool = False  # the destination processes nothing else while a requested unit is missing
 
     # -- when ----------------------------------------------------------------------------------
@@ -73,6 +76,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     def may_flip(self, facts: FlipFacts) -> bool:
         """Whether the source router may decide the move now."""
         if not facts.prepared or not facts.source_watermark_reached:
+            return False
+        if self.awaits_rows and not facts.rows_came:
             return False
         if self.flips_first and not facts.source_attached:  # only the source has the state
             return False
@@ -161,6 +166,15 @@ REPLICATE = Strategy(
     votes=True,
     captures=CaptureMode.WORKING,
 )
+PREDICT = Strategy(
+    name="predict",
+    summary="EdgeWarp: the copy is there before the source of the rows is; a wrong guess costs bytes.",
+    shadows=True,
+    votes=True,
+    captures=CaptureMode.WORKING,
+    parallel=16,
+    awaits_rows=True,
+)
 
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy
@@ -176,9 +190,10 @@ STRATEGIES: dict[str, Strategy] = {
         SUBSCALE,
         STANDBY,
         REPLICATE,
+        PREDICT,
     )
 }
-PRINCIPAL = tuple(name for name in STRATEGIES if name not in {s.name for s in PUSH_ORDERS})
+PRINCIPAL = tuple(name for name in STRATEGIES if name not in {s.name for s in (*PUSH_ORDERS, PREDICT)})
 
 
 def ordered(strategy: str, order: str) -> str:

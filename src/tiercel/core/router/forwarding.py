@@ -29,6 +29,9 @@ class ForwardingListener(Protocol):
     def on_notice(self, step: Step, sender: str, notice: m.AnyNotice) -> None:
         """A frame carries a notice about a move."""
 
+    def on_rows(self, step: Step, sender: str, inbox: str, rows: list[Row]) -> None:
+        """A frame carries rows that entered at another site."""
+
     def on_frame_settled(self, step: Step, frame: FrameId) -> None:
         """All rows and outputs in a frame of this site are in their logs."""
 
@@ -78,6 +81,7 @@ class Forwarding:
         inbound = known or InboundFrame(frame_id)
         self.state.inbound[frame_id] = inbound
         inbox.sequencer.frame_came_again(inbound)
+        self._listener.on_rows(step, sender, inbox.name, frame.rows)
         self.sequence(step, inbox, frame.rows, inbound)
         self.settle_inbound(step)
 

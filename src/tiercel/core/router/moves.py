@@ -17,7 +17,7 @@ from tiercel.core.errors import CoreBug
 from tiercel.core.logs.site_outbox import FrameId
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
-from tiercel.core.model.log import OWN, Entry, Output, OutputFence, Position
+from tiercel.core.model.log import OWN, Entry, Output, OutputFence, Position, Row
 
 
 class Moves(Protocol):
@@ -44,6 +44,9 @@ class Moves(Protocol):
 
     def on_retry(self, step: Step) -> None:
         """Repeat messages without an answer."""
+
+    def rows_came(self, step: Step, site: str, inbox: str, rows: list[Row]) -> None:
+        """Rows that entered at another site are for keys of this one."""
 
     # -- outputs -------------------------------------------------------------------------------
 
@@ -119,6 +122,9 @@ class NoMoves:
         raise CoreBug("a shadow at a router that was built without migration")
 
     def on_retry(self, step: Step) -> None:
+        pass
+
+    def rows_came(self, step: Step, site: str, inbox: str, rows: list[Row]) -> None:
         pass
 
     def leaves(self, instance: str) -> bool:

@@ -42,7 +42,7 @@ from tiercel.core.migration.coordinator import MoveCoordinator
 from tiercel.core.migration.destination_router import IncomingMove
 from tiercel.core.migration.ports import RouterPort
 from tiercel.core.migration.source_router import OutgoingMove
-from tiercel.core.model.log import OutputFence, StreamEntry
+from tiercel.core.model.log import OutputFence, Row, StreamEntry
 from tiercel.core.model.topology import Topology, operator_of
 from tiercel.core.router.batch_intake import BatchIntake
 from tiercel.core.router.device_rows import DeviceRows
@@ -148,6 +148,10 @@ class Router:
 
     def on_notice(self, step: Step, sender: str, notice: m.AnyNotice) -> None:
         self.moves.on_notice(step, sender, notice)
+
+    def on_rows(self, step: Step, sender: str, inbox: str, rows: list[Row]) -> None:
+        if self.moves.count and sender != self.site:
+            self.moves.rows_came(step, sender, inbox, rows)
 
     def on_frame_settled(self, step: Step, frame: FrameId) -> None:
         self.moves.frame_settled(step, frame)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 
 from tiercel.control.controller import Controller, MoveState, TrackedMove
+from tiercel.core.migration.strategies import STRATEGIES
 from tiercel.core.model.log import Adopt, Flip, TakenOver
 from tiercel.core.model.routing import overlap
 from tiercel.core.model.topology import operator_of
@@ -32,6 +33,8 @@ def _explains(deployment: Deployment, controller: Controller, tracked: TrackedMo
     reason, scenario = tracked.reason, deployment.scenario
     if "not deterministic" in reason:
         return True  # another checker judges that
+    if STRATEGIES[tracked.wanted.strategy].awaits_rows and ("not decided" in reason or "came at" in reason):
+        return True  # no rows of its keys have entered at the destination's site
     if "is not owned by" in reason:
         taken_over = tracked.wanted.operator in _operators_taken_over(deployment)
         took = any(_took_keys(deployment, tracked, other) for other in controller.moves.values())

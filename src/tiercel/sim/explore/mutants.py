@@ -297,6 +297,7 @@ DIRECTED: dict[str, Mutant] = {  # too rare for random seeds: a transcript in te
     "unit-without-its-beginning": Mutant(
         "R31", "a unit counts as whole though an earlier incarnation got its first chunk"
     ),
+    "predicted-without-rows": Mutant("R47", "keys move to where nobody knows whether their source comes"),
     "units-before-the-cut": Mutant("R32", "units leave before the router has logged their cut"),
     "promised-before-durable": Mutant("R6", "a site promises a watermark that a crash can still undo"),
     "carried-watermark-not-logged": Mutant(

@@ -36,7 +36,6 @@ def patches_of(mutant: str) -> tuple[Patch, ...]:
     # imported here: both name `Patch`
     from tiercel.sim.explore import (
         bundle_mutants,
-        device_mutants,
         instance_mutants,
         outage_mutants,
         request_mutants,
@@ -47,7 +46,7 @@ def patches_of(mutant: str) -> tuple[Patch, ...]:
 
     tables = (
         *(router_mutants, instance_mutants, request_mutants, outage_mutants, state_mutants),
-        *(device_mutants, site_mutants, bundle_mutants),
+        *(site_mutants, bundle_mutants),
     )
     return tuple(patch for table in tables for patch in table.PATCHES.get(mutant, ()))
 

@@ -25,7 +25,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from tiercel.control.mobility import Mobility, Threshold
+from tiercel.control.mobility import EndedHandOver, Mobility, Threshold
 from tiercel.control.policies.policy import Decide
 from tiercel.control.predict import AUTO, Choice
 from tiercel.control.view import View
@@ -53,7 +53,7 @@ from tiercel.spark.api.graph import (
 )
 from tiercel.spark.api.initial_state import give_initial_state, is_given
 from tiercel.spark.api.moves import MoveHandle, ScaleHandle
-from tiercel.spark.api.policies import DeploymentPolicies, PolicyReport
+from tiercel.spark.api.policies import DeploymentPolicies, PolicyReport, PredictSite, predictor
 from tiercel.spark.api.requests import DeploymentRequests
 from tiercel.spark.api.status import Status, collect_status
 from tiercel.spark.api.streams import LiveStream, union_of
@@ -71,6 +71,7 @@ from tiercel.spark.sources.dead_letter_watch import DeadLetterWatch
 from tiercel.spark.sources.stream_source import register
 from tiercel.spark.sources.table_refresh import TableRefresh
 
+HAND_OVERS_SHOWN = 5  # in the status
 MOBILITY, WAIT = Threshold(tuples=3, seconds=1.0), Threshold(seconds=5.0)
 
 
@@ -540,15 +541,32 @@ class Live:
         wait: Threshold = WAIT,
         direct: bool = False,
         strategy: str = "live",
+        predict: PredictSite | None = None,
+        predicted: str | float | timedelta = "10 seconds",
     ) -> None:
         """Hand keys over to the site at which their rows enter, as their sources travel.
 
         A key whose rows enter elsewhere beyond the threshold `mobility` goes up to the lowest common ancestor
         of both sites, and down when its source has stayed at one site beyond the threshold `wait`. With
         `direct` it skips the ancestor. Routers report once a second which keys they have seen.
+
+        `predict` is a function of a key and its visits, each with `site` and `since_s`. When a key has come
+        to where its source is, a copy of it goes to the site that the function returns. The copy becomes the
+        owner when a row enters there. If rows enter elsewhere, or none for as long as `predicted` says, the
+        copy is dropped. While there is a copy, the watermark of the operator's outputs at its site waits.
         """
-        follow = Mobility(self.graph.sites, mobility, wait, direct=direct)
-        self._policies().follow_sources(operator, follow, strategy)
+        self.graph.check_operator(operator)
+        codec = self.graph.streams[self.graph.operators[operator].operator.inputs[0]].codec
+        if predict is not None and not callable(predict):
+            raise UserError(f"predict = {predict!r:.80}", expected="a function of (key, visits)")
+        guess = None if predict is None else predictor(predict, codec.key_values, operator)
+        follow = Mobility(self.graph.sites, mobility, wait, direct=direct, predict=guess)
+        predicted_s = parse_delay(predicted, "predicted") / 1e3
+        self._policies().follow_sources(operator, follow, strategy, predicted_s)
+
+    def hand_overs(self) -> list[EndedHandOver]:
+        """The last hand-overs of keys that followed their sources, each with its reason, phases and bytes."""
+        return self._policies().thread.hand_overs
 
     def policy(self, decide: Decide, *, name: str = "", **limits: Any) -> None:
         """Run a function of (view, memory) once a second. It returns proposals and what it remembers."""
@@ -607,6 +625,7 @@ class Live:
             running.decommission_watcher,
             self._feeds,
             {} if self._dead_letter_watch is None else self._dead_letter_watch.counts,
+            [] if self._deployment_policies is None else self.hand_overs()[-HAND_OVERS_SHOWN:],
         )
 
     @property

@@ -6,6 +6,7 @@ Not responsible for: deciding (control/), the thread that asks once a second (cl
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,13 +16,13 @@ import msgspec
 from tiercel.control.controller import MeasuredLoad, ScaleRequest
 from tiercel.control.governor import instances_after
 from tiercel.control.limits import Limits, by_site, parse_quiet
-from tiercel.control.mobility import HandOver, Mobility
+from tiercel.control.mobility import HandOver, Mobility, Predict, Visit
 from tiercel.control.policies.named import make_policy
 from tiercel.control.policies.policy import Decide
 from tiercel.control.proposals import Decision, MoveLoad, Replace, Resize, Spread
 from tiercel.control.view import OperatorView, View
 from tiercel.core.errors import InvalidRequest
-from tiercel.core.migration.strategies import STRATEGIES
+from tiercel.core.migration.strategies import PREDICT, STRATEGIES
 from tiercel.core.model.keys import Key, KeySet
 from tiercel.core.model.routing import slot_of
 from tiercel.errors import UserError
@@ -31,6 +32,8 @@ from tiercel.spark.api.requests import DeploymentRequests
 from tiercel.spark.cluster.bootstrap import RunningDeployment
 from tiercel.spark.cluster.controller_thread import ControllerThread
 from tiercel.spark.cluster.policy_thread import PolicyThread
+
+log = logging.getLogger(__name__)
 
 LIMITS = tuple(
     name for name in Limits.__struct_fields__ if name not in ("instances_min", "instances_max", "quiet")
@@ -88,13 +91,15 @@ class DeploymentPolicies:
         shown = {"operator": operator, "policy": "offload", "options": options}
         self.thread.add(f"{operator}: offload", decide, limits, shown)
 
-    def follow_sources(self, operator: str, mobility: Mobility, strategy: str) -> None:
+    def follow_sources(self, operator: str, mobility: Mobility, strategy: str, predicted_s: float) -> None:
         self._graph.check_operator(operator)
-        check_choice("strategy", strategy, tuple(STRATEGIES))
+        check_choice("strategy", strategy, tuple(name for name in STRATEGIES if name != PREDICT.name))
 
         def move(name: str, hand_over: HandOver) -> MoveHandle:
             to = self._requests.destination(name, hand_over.destination)
             owners = self._owners(name, KeySet(keys=hand_over.keys))
+            if hand_over.predicted:
+                return self._requests.move(name, owners, to, PREDICT.name, 0, predicted_s)
             return self._requests.move(name, owners, to, strategy, 0, None)
 
         self.thread.follow_sources(operator, mobility, move)
@@ -200,6 +205,23 @@ def _releasable(view: View, site: str) -> Counter[str] | None:
         return None
     counts = Counter(i.executor for operator in view.operators.values() for i in operator.instances)
     return counts + Counter({other.executor: ROUTER_STAYS for other in view.sites.values()})
+
+
+PredictSite = Callable[[Any, tuple[Visit, ...]], str | None]
+
+
+def predictor(predict: PredictSite, key_values: Callable[[Key], tuple[Any, ...]], stream: str) -> Predict:
+    """The user's function over keys as users write them. What it raises is logged, and predicts nothing."""
+
+    def of_key(key: Key, visits: tuple[Visit, ...]) -> str | None:
+        values = key_values(key)
+        try:
+            return predict(values[0] if len(values) == 1 else values, visits)
+        except Exception:
+            log.exception("the prediction for a key of %s raised; nothing is predicted for it", stream)
+            return None
+
+    return of_key
 
 
 def _name_of(decide: Callable[..., object]) -> str:

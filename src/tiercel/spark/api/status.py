@@ -60,6 +60,7 @@ class Status(msgspec.Struct, frozen=True):
     handovers: list[Handover] = []  # decommissioned executors, and the processes that have left them
     unreplicated: list[str] = []  # with durability `replica`: processes without a replica now
     dead_letters: dict[str, int] = {}  # stream -> rows, where they are watched: live.watch_dead_letters()
+    hand_overs: list[str] = []  # the last ones of keys that followed their sources, with their reasons
 
     def as_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(self)
@@ -101,6 +102,7 @@ class Status(msgspec.Struct, frozen=True):
             lines.append(f"feed {feed}: {state}")
         lines += [f"dead letters of {name}: {rows}" for name, rows in self.dead_letters.items() if rows]
         lines += [str(handover) for handover in self.handovers]
+        lines += [f"handed over: {shown}" for shown in self.hand_overs]
         lines += [f"{p.name}: {p.reason}" for p in self.processes if p.reason]
         if self.durability == "replica" and len({p.executor for p in self.processes}) == 1:
             lines.append("replicas share the executor of the processes that they follow: it is the only one")
@@ -121,6 +123,7 @@ def collect_status(
     watch: DecommissionWatcher,
     feeds: Sequence[Feed],
     dead_letters: Mapping[str, int],
+    hand_overs: Sequence[object] = (),
 ) -> Status:
     manifest = deployment.manifest()
     operators: dict[str, dict[str, int]] = {}
@@ -153,6 +156,7 @@ def collect_status(
         [msgspec.structs.replace(handover) for handover in watch.handovers.values()],
         unreplicated,
         dict(dead_letters),
+        list(map(str, hand_overs)),
     )
 
 

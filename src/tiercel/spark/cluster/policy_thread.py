@@ -7,6 +7,8 @@ Not responsible for: deciding (control/governor.py), how a change is requested (
                           |                       |
                    policy/views.jsonl     policy/history.jsonl
 
+A hand-over of keys that follow their source is one line of policy/hand_overs.jsonl when it has ended.
+
 A policy never stops a deployment: what fails is a line in the history, and the next second is tried again.
 """
 
@@ -15,14 +17,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from tiercel.control.governor import Governor
 from tiercel.control.limits import Limits
-from tiercel.control.mobility import HandOver, Mobility
+from tiercel.control.mobility import EndedHandOver, HandOver, Mobility
 from tiercel.control.policies.policy import Decide
 from tiercel.control.proposals import Decision, MoveLoad, Outcome
 from tiercel.control.view import View
@@ -42,9 +45,23 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 RECORD_BYTES_MAX = 20 * 1024 * 1024  # of views; then the older half is dropped
+HAND_OVERS_KEPT = 10_000  # in memory; more are in policy/hand_overs.jsonl
 RECORD_EVERY_S = 5.0  # the history is written so often, and after each change
 
 CarryOut = Callable[[Decision, View, Limits], None]
+
+
+class MoveFigures(Protocol):
+    """How one move went."""
+
+    @property
+    def phases(self) -> dict[str, float]: ...
+
+    @property
+    def bytes_moved(self) -> int: ...
+
+    @property
+    def reason(self) -> str: ...
 
 
 class RunningMove(Protocol):
@@ -55,6 +72,10 @@ class RunningMove(Protocol):
 
     @property
     def undone(self) -> bool: ...
+
+    requested_s: float
+
+    def reports(self) -> Sequence[MoveFigures]: ...
 
 
 MoveKeys = Callable[[str, HandOver], RunningMove]  # operator, what to hand over
@@ -84,6 +105,7 @@ class PolicyThread:
         self._spares: dict[tuple[str, str], int] = {}  # operator, site -> spare instances to have
         self._mobility: dict[str, tuple[Mobility, MoveKeys]] = {}  # by operator
         self._moving: list[tuple[Mobility, HandOver, RunningMove]] = []
+        self._hand_overs: deque[EndedHandOver] = deque(maxlen=HAND_OVERS_KEPT)
         self._recorded_s = 0.0
         self._owners: dict[str, dict[int, str]] = {}  # as last recorded
         self._stopped = threading.Event()
@@ -124,6 +146,12 @@ class PolicyThread:
     def policies(self) -> list[dict[str, Any]]:
         with self._lock:
             return list(self._shown.values())
+
+    @property
+    def hand_overs(self) -> list[EndedHandOver]:
+        """The last hand-overs that have ended, oldest first."""
+        with self._lock:
+            return list(self._hand_overs)
 
     @property
     def history(self) -> list[Decision]:
@@ -191,6 +219,7 @@ class PolicyThread:
         for mobility, hand_over, move in [m for m in self._moving if m[2].done]:
             self._moving.remove((mobility, hand_over, move))
             mobility.ended(hand_over, view.at_s, undone=move.undone)
+            self._hand_over_ended(operator, hand_over, move)
         seen = view.operators[operator]
         mobility, move_keys = self._mobility[operator]
         count = len(seen.owners)
@@ -211,6 +240,33 @@ class PolicyThread:
             proposal = MoveLoad(operator, KeySet(keys=hand_over.keys), hand_over.destination, reason)
             with self._lock:
                 self._governor.note(Decision(view.at_s, operator, "mobility", outcome, proposal, reason))
+
+    def _hand_over_ended(self, operator: str, hand_over: HandOver, move: RunningMove) -> None:
+        reports = move.reports()
+        phases: dict[str, float] = {}
+        for report in reports:
+            for phase, at_ms in report.phases.items():
+                phases[phase] = max(phases.get(phase, 0.0), at_ms)
+        ended = EndedHandOver(
+            operator,
+            tuple(sorted(hand_over.keys)),
+            hand_over.source,
+            hand_over.destination,
+            hand_over.reason,
+            move.requested_s - time.monotonic() + time.time(),
+            phases,
+            sum(report.bytes_moved for report in reports),
+            "; ".join(report.reason for report in reports if report.reason) if move.undone else "",
+        )
+        with self._lock:
+            self._hand_overs.append(ended)
+        with (self._directory / "hand_overs.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(ended) + b"\n")
+            size = file.tell()
+        if size > RECORD_BYTES_MAX:
+            path = self._directory / "hand_overs.jsonl"
+            lines = path.read_bytes().splitlines(keepends=True)
+            write_whole(path, b"".join(lines[len(lines) // 2 :]))
 
     # -- the pool ------------------------------------------------------------------------------
 
