@@ -31,6 +31,11 @@ DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "
 TIERCEL = [sys.executable, "-m", "tiercel"]
 NEXMARK = {f"q{n}": 300_000 for n in range(1, 9)} | {"q7-drrs": 100_000, "q8-drrs": 40_000}  # query -> events
 SCALED = ("q3", "q5", "q8")
+TOLL = {  # change -> rates: 1,700 a second are one expressway
+    "none": (1_700, 6_800, 10_200, 13_600, 17_000),
+    "scale": (6_800, 10_200),
+    "restart": (6_800, 10_200),
+}
 APPLICATIONS = ("traffic", "toll", "nexmark", "wordcount", "keycount", "riot")
 COMMANDS: dict[str, tuple[str, list[str]]] = {
     "quickstart": ("python examples/quickstart.py", [sys.executable, "examples/quickstart.py"]),
@@ -97,11 +102,14 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     **{
         name: (f"tiercel bench {line}", [*TIERCEL, "bench", *line.split()])
         for name, line in {
-            "toll": "largest-load --app toll --set expressways=0 --limit 5 --rate 1700 --seconds 70 --json",
-            "toll_scale": (
-                "largest-load --app toll --set expressways=0 --limit 5 --rate 1700 --seconds 70 "
-                "--during scale --steps 1 --json"
-            ),
+            **{
+                f"toll_{during}_{rate}": (
+                    f"largest-load --app toll --set expressways=0 --limit 5 --rate {rate} --rate-max {rate} "
+                    f"--seconds 70 {'' if during == 'none' else f'--during {during} '}--steps 0 --json"
+                )
+                for during, rates in TOLL.items()
+                for rate in rates
+            },
             "traffic_closed": (
                 "app --app traffic --set cars=124000 --set segments=101 --rate 0 --minutes 0.5 --during none "
                 "--json"
@@ -175,8 +183,6 @@ BENCHES = {  # the columns that the documents show; the stored file has all of t
         "doubled wrong_state"
     ),
     "words": "",
-    "toll": "",
-    "toll_scale": "",
     **dict.fromkeys(("gauges", "offload", "skew", "soak"), ""),
     **dict.fromkeys(
         ("elastic", "elastic_wordcount", "elastic_toll"),
@@ -297,6 +303,20 @@ def apps_table() -> str:
     return merged_table([f"apps_{name}" for name in APPLICATIONS], columns, lambda result: result["rows"])
 
 
+def toll_table() -> str:
+    """One line for each rate, without and with a change."""
+
+    def lines(result: dict[str, Any]) -> list[dict[str, Any]]:
+        during = ", ".join(result["settings"]["during"]) or "none"
+        return [{"during": during, **result["rows"][0]}]
+
+    return merged_table(
+        [f"toll_{during}_{rate}" for during, rates in TOLL.items() for rate in rates],
+        "during rate load_factor cars events_per_s p99_ms max_ms faults holds",
+        lines,
+    )
+
+
 def nexmark_table() -> str:
     """One line for each query."""
     return merged_table(
@@ -393,6 +413,7 @@ def chaos_table(verdict: dict[str, Any]) -> list[str]:
 
 TABLES = {
     "apps": apps_table,
+    "toll": toll_table,
     "riot": riot_table,
     "nexmark": nexmark_table,
     "nexmark_scale": nexmark_scale_table,
