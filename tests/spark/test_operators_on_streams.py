@@ -81,6 +81,10 @@ def test_every_method_of_a_stream_declares_an_operator_that_runs(spark: SparkSes
                 [(1, "Ann"), (2, "Ann"), (3, "Ann"), (4, "Zoe"), (5, "Zoe")],
             ),
         }
+        parts = cars.split(early=lambda row: row.n < 4, late=lambda row: row.n < 6)
+        early = (
+            parts["early"].map(lambda row: (row.car, row.n * 10), "car string, tens int").subscribe(after=0)
+        )
         reading = {name: stream.subscribe(after=0) for name, (stream, _, _) in outputs.items()}
         late = outputs["lately"][0].dead_letters.subscribe(after=0)
         with cars.producer("cars") as producer, changes.producer("changes") as changer:
@@ -103,6 +107,11 @@ def test_every_method_of_a_stream_declares_an_operator_that_runs(spark: SparkSes
             producer.send(("a", 9, 6, 0.0, at(2)))  # too late
             producer.flush()
             [letter] = collected(late, 1)
+        # parts of one stream, in any order, also while the deployment runs; nothing but a subscriber each
+        assert [row[1] for row in collected(early, 3)] == [10, 20, 30]
+        assert [row[2] for row in collected(parts["late"].subscribe(after=0), 2)] == [4, 5]
+        assert [row[2] for row in collected(parts["rest"].subscribe(after=0), 1)] == [6]
+        assert list(early.codec.names) == ["car", "tens"]
         assert letter[0].startswith(
             "LateRow: event time 2026-06-01T12:00:02+00:00: its last window closed at"
         )

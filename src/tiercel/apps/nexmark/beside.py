@@ -221,7 +221,7 @@ class _Measurement:
                 rows = [row for _, stream, row in part if stream == kind]
                 for core in range(CORES):  # a file without rows is a file of the micro-batch, too
                     columns = list(zip(*rows[core::CORES], strict=True)) or [()] * len(schema.fields)
-                    arrow = to_arrow_schema(schema)
+                    arrow = to_arrow_schema(schema, timezone="UTC")
                     table = pa.table(
                         [pa.array(c, arrow.field(n).type) for n, c in enumerate(columns)], schema=arrow
                     )

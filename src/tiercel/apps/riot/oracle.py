@@ -10,7 +10,6 @@ NumPy's least squares and written apart from the operators.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -144,17 +143,19 @@ def _predictions(group: pd.DataFrame) -> pd.DataFrame:
     group = group.sort_values(POSITION)
     estimate, error = 0.0, 30.0
     filtered: list[float] = []
-    rows: list[tuple[Any, ...]] = []
-    for n, (value, at) in enumerate(zip(group["value"], group["at"], strict=True), 1):
+    for value in group["value"]:
         error = error + 0.125
         gain = error / (error + 0.32)
         estimate, error = estimate + gain * (value - estimate), error * (1 - gain)
         filtered.append(estimate)
-        if n > 10:
-            slope, start = np.polyfit(np.arange(n - 9, n + 1), filtered[-10:], 1)
-            ahead = start + slope * np.arange(n + 1, n + 11)
-            rows.append((group["sensor"].iloc[0], group["field"].iloc[0], n, float(ahead.mean()), at))
-    return pd.DataFrame(rows, columns=["sensor", "field", "n", "mean", "at"])
+    names = ["sensor", "field", "n", "mean", "at"]
+    if len(filtered) <= 10:
+        return pd.DataFrame({name: [] for name in names})
+    windows = np.lib.stride_tricks.sliding_window_view(np.array(filtered), 10)[1:]
+    slopes, starts = np.polyfit(np.arange(10), windows.T, 1)  # a line through each ten
+    ahead = starts + slopes * np.arange(10, 20).mean()
+    columns = [group["sensor"].iloc[10:], group["field"].iloc[10:], np.arange(11, len(filtered) + 1), ahead]
+    return pd.DataFrame(dict(zip(names, [*columns, group["at"].iloc[10:]], strict=True)))
 
 
 def expected_pred(spark: SparkSession, messages: DataFrame, dataset: Dataset) -> Mapping[str, DataFrame]:
