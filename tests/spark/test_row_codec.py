@@ -22,6 +22,7 @@ from pyspark.sql import types as t
 from tiercel.core.model.row_batch import join
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import StreamFacts
+from tiercel.spark.rows.arrow_rows import ArrowRows
 from tiercel.spark.rows.columnar import WholeColumns
 from tiercel.spark.rows.row_codec import BadRow, RowCodec, parse_ddl
 from tiercel.spark.rows.values import View
@@ -387,3 +388,21 @@ def test_whole_columns_accept_the_values_of_rows() -> None:
 def test_invalid_columns_are_refused(given: Any, said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         WholeColumns(RowCodec("sensor bigint, value double", "sensor")).rows(given)
+
+
+def test_arrow_batches_with_event_times_are_taken_by_column_as_row_by_row() -> None:
+    codec = RowCodec("sensor bigint, at timestamp, value double", "sensor", "at")
+    schema = pyarrow.schema(
+        [("sensor", pyarrow.int64()), ("at", pyarrow.timestamp("us", "UTC")), ("value", pyarrow.float64())]
+    )
+    day = datetime.datetime(2026, 11, 18, tzinfo=datetime.UTC)
+    good = [{"sensor": n, "at": day + datetime.timedelta(seconds=n), "value": n / 2} for n in range(50)]
+    rows, refused = ArrowRows(codec).rows(pyarrow.RecordBatch.from_pylist(good, schema=schema))
+    assert rows == codec.take(good)
+    assert refused == []
+    for bad in (None, datetime.datetime(1969, 1, 1, tzinfo=datetime.UTC)):
+        mixed = [*good[:3], {"sensor": 7, "at": bad, "value": 1.0}, *good[3:5]]
+        rows, refused = ArrowRows(codec).rows(pyarrow.RecordBatch.from_pylist(mixed, schema=schema))
+        assert rows == codec.take(good[:5])
+        assert [(n, "an event time from 1970 on" in str(reason)) for n, _, reason in refused] == [(3, True)]
+    assert ArrowRows(codec).rows(pyarrow.RecordBatch.from_pylist([], schema=schema)) == ([], [])

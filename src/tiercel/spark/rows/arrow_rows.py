@@ -3,7 +3,8 @@
 Responsible for: one conversion for each column of a batch, instead of one for each value.
 Not responsible for: columns that may hold values that do not fit, which row_codec.py checks row by row.
 
-Spark has checked the type of every value. What is left to check is a null in a column that has none.
+Spark has checked the type of every value. What is left to check is a null in a column that has none, and that
+no event time is before 1970.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ class ArrowRows:
     def __init__(self, codec: RowCodec) -> None:
         self._codec = codec
         self._columns = [_column(field.dataType) for field in codec.schema.fields]
-        self._nullable = [field.nullable for field in codec.schema.fields]
-        self._by_column = all(self._columns) and not codec.event_time and not codec.sequence
+        must_have = {codec.event_time, codec.sequence}
+        self._nullable = [field.nullable and field.name not in must_have for field in codec.schema.fields]
+        self._time_at = codec.names.index(codec.event_time) if codec.event_time else None
+        self._by_column = all(self._columns)
 
     def rows(
         self, batch: pyarrow.RecordBatch
@@ -53,7 +56,8 @@ class ArrowRows:
                 for convert, column in zip(self._columns, batch.columns, strict=True)
                 if convert is not None
             ]
-            return list(zip(*columns, strict=True)), []
+            if self._time_at is None or min(columns[self._time_at], default=0) >= 0:
+                return list(zip(*columns, strict=True)), []
         return self._one_by_one(batch.to_pylist(maps_as_pydicts="strict"))
 
     def _has_forbidden_null(self, batch: pyarrow.RecordBatch) -> bool:
