@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tiercel.bench.metrics import Outputs, read_outputs
 from tiercel.bench.report import Line
@@ -65,11 +67,23 @@ def write_report(
     draw_timeline(place / "timeline.png", records, first)
     draw_stoppage(place / "stoppage.png", every)
     draw_cdf(place / "cdf.png", records, first)
+    write_repeats(place / "repeats.parquet", every)
     given = {k: v for k, v in settings.items() if k not in ("out", "strategies") and v not in (None, 0, 0.0)}
     page = PAGE.format(
         settings=html.escape(", ".join(f"{k} {v}" for k, v in given.items())), table=_table(every)
     )
     (place / "report.html").write_text(page, encoding="utf-8")
+
+
+def write_repeats(path: Path, every: Sequence[Line]) -> None:
+    """The figures of every repeat as a table: one column for each number, and the name of the strategy."""
+    names = list(dict.fromkeys(name for line in every for name, v in line.items() if _is_figure(name, v)))
+    columns = {name: [line.get(name) for line in every] for name in names}
+    pq.write_table(pa.table({"strategy": [line["strategy"] for line in every]} | columns), path)
+
+
+def _is_figure(name: str, value: object) -> bool:
+    return name != "strategy" and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _mine(outputs: Outputs, moved: Collection[int]) -> Outputs:

@@ -73,5 +73,4 @@ def repartition_checkpoint(spark: SparkSession, location: str, partitions: int) 
     manager = getattr(spark, "_streamingCheckpointManager", None)
     if manager is None:
         raise CannotTell("this Spark cannot repartition the state of a query")
-    # the sink of the benchmark counts what comes twice itself
-    manager.repartition(location, partitions, enforce_exactly_once_sink=False)
+    manager.repartition(location, partitions)

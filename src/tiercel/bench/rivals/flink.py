@@ -3,9 +3,8 @@
 Responsible for: starting the job in a Python that has `apache-flink`, the figures from its committed outputs.
 Not responsible for: the job and its cluster (flink_job.py).
 
-Flink's source has no due times: it emits at a rate, and after a restart goes on where it was. So there is no
-latency here, and the gap is what all systems have in common. Times of outputs are of the moment at which the
-row left the operator, not of the checkpoint that committed it: that favours Flink.
+The rows come as files, as for Spark. The time of an output is the moment at which the row left the operator,
+not that of the checkpoint that committed it: that favours Flink.
 """
 
 from __future__ import annotations
@@ -16,12 +15,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from array import array
 from pathlib import Path
 
 import numpy as np
 
+from tiercel.bench.metrics import Moments, Outputs
 from tiercel.bench.report import Line
-from tiercel.bench.rivals.rival import RivalOptions, ShowProgress, longest_gap_ms
+from tiercel.bench.rivals.file_load import FileLoad, InputFiles
+from tiercel.bench.rivals.rival import RivalOptions, ShowProgress, figures
 from tiercel.errors import UserError
 
 RUN_S_MAX = 400.0
@@ -57,51 +60,43 @@ def measure(options: RivalOptions, way: str, show_progress: ShowProgress) -> Lin
     script = Path(__file__).with_name("flink_job.py")
     with tempfile.TemporaryDirectory(prefix="tiercel-flink-", ignore_cleanup_errors=True) as directory:
         place = Path(directory) / "job"
+        (place / "inputs").mkdir(parents=True)
         facts = {
             "place": str(place),
-            "keys": options.keys,
             "state_bytes": options.state_bytes,
-            "rate": options.rate,
             "warm_s": options.warm_s,
             "steady_s": options.steady_s,
             "after_s": options.after_s,
             "way": way,
         }
-        done = subprocess.run(
-            [program, str(script), json.dumps(facts)],
-            capture_output=True, text=True, timeout=RUN_S_MAX, check=False,
-        )  # fmt: skip
+        wall_ns = time.time_ns() - time.monotonic_ns()  # Flink tells the time of day
+        load = FileLoad(InputFiles(place / "inputs"), options.keys, options.rate)
+        load.start()
+        try:
+            done = subprocess.run(
+                [program, str(script), json.dumps(facts)],
+                capture_output=True, text=True, timeout=RUN_S_MAX, check=False,
+            )  # fmt: skip
+        finally:
+            load.stop()
         if done.returncode:
             raise UserError(f"the Flink job ended with {done.returncode}:\n{done.stderr[-2_000:]}")
-        at = json.loads(done.stdout.splitlines()[-1])
-        return figures(place / "results", at)
+        said = json.loads(done.stdout.splitlines()[-1])
+        names = ("steady_ms", "request_ms", "end_ms", "over_ms")
+        at = Moments(*(int(said[name] * 1e6) - wall_ns for name in names))
+        outputs = read_results(place / "results", wall_ns)
+    return figures(outputs, at, load.sent_before(at.over_ns), options.keys)
 
 
-def figures(results: Path, at: Line) -> Line:
-    """The figures of one run, from its committed files and its moments in ms since 1970."""
-    numbers, emitted = read_results(results)
-    expected = int(numbers.max()) + 1 if len(numbers) else 0
-    different = len(np.unique(numbers))
-    return {
-        "gap_ms": longest_gap_ms(emitted, at["request_ms"], at["over_ms"]),
-        "gap_floor_ms": longest_gap_ms(emitted, at["steady_ms"], at["request_ms"]),
-        "duration_ms": round(at["end_ms"] - at["request_ms"], 1),
-        "lost": expected - different,
-        "doubled": len(numbers) - different,
-        "reordered": 0,
-    }
-
-
-def read_results(results: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each tuple that came out, and when; files that were not committed begin with a dot."""
-    numbers: list[int] = []
+def read_results(results: Path, wall_ns: int) -> Outputs:
+    """What came out and when, by our clock; files that were not committed begin with a dot."""
+    columns: tuple[array[int], array[int]] = (array("q"), array("q"))
     emitted: list[str] = []
     for path in sorted(results.rglob("part-*")):
-        if path.name.startswith("."):
-            continue
         for line in path.read_text(encoding="ascii").splitlines():
-            _, number, _, _, at = line.split(",")
-            numbers.append(int(number))
+            sensor, _, due_ns, _, _, at = line.split(",")
+            columns[0].append(int(sensor))
+            columns[1].append(int(due_ns))
             emitted.append(at.strip('"').replace(" ", "T"))
-    times = np.array(emitted, dtype="datetime64[ms]").astype(np.int64) if emitted else np.array([], np.int64)
-    return np.array(numbers, np.int64), times
+    times = np.array(emitted, dtype="datetime64[ms]").astype(np.int64) * 1_000_000 - wall_ns
+    return Outputs(np.array(columns[0], np.int64), np.array(columns[1], np.int64), times)

@@ -5,8 +5,8 @@ Not responsible for: figures (flink.py).
 
     python flink_job.py JSON        (started by `measure` of flink.py; prints one JSON object)
 
-The job counts the tuples of each key, and holds as many bytes for each as it is told. Its source emits
-numbers at a rate, so that each number must come out once. It runs in the JVM: SQL through PyFlink.
+The job counts the tuples of each key, and holds as many bytes for each as it is told. It reads the files that
+come into a directory, and runs in the JVM: SQL through PyFlink.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 START_S_MAX = 90.0
 STEP_S = 0.05
 CHECKPOINT_MS = 1000
+DRAIN_S = 5.0  # until the files of the measured time are read
 
 CONFIG = """\
 jobmanager.rpc.address: localhost
@@ -54,21 +55,22 @@ io.tmp.dirs: {place}/scratch
 """
 
 READINGS = """
-CREATE TABLE readings (seq BIGINT, arrived AS PROCTIME()) WITH (
-  'connector' = 'datagen', 'rows-per-second' = '{rate}',
-  'fields.seq.kind' = 'sequence', 'fields.seq.start' = '0', 'fields.seq.end' = '{end}')
+CREATE TABLE readings (sensor BIGINT, n BIGINT, due_ns BIGINT, reading DOUBLE, arrived AS PROCTIME()) WITH (
+  'connector' = 'filesystem', 'path' = 'file://{place}/inputs', 'format' = 'csv',
+  'source.monitor-interval' = '50ms')
 """
 RESULTS = """
-CREATE TABLE results (sensor BIGINT, seq BIGINT, n BIGINT, held_bytes BIGINT, emitted STRING) WITH (
+CREATE TABLE results (
+  sensor BIGINT, n BIGINT, due_ns BIGINT, counted BIGINT, held BIGINT, emitted STRING) WITH (
   'connector' = 'filesystem', 'path' = 'file://{place}/results', 'format' = 'csv',
   'sink.rolling-policy.rollover-interval' = '1s', 'sink.rolling-policy.check-interval' = '1s')
 """
 COUNT = """
 INSERT INTO results
-SELECT sensor, seq, n, CHAR_LENGTH(pad), CAST(CURRENT_ROW_TIMESTAMP() AS STRING) FROM (
-  SELECT sensor, seq, COUNT(*) OVER w AS n, MAX(held) OVER w AS pad
-  FROM (SELECT MOD(seq, {keys}) AS sensor, seq, arrived,
-          CONCAT(CAST(MOD(seq, {keys}) AS STRING), REPEAT('x', {state_bytes})) AS held FROM readings)
+SELECT sensor, n, due_ns, counted, CHAR_LENGTH(pad), CAST(CURRENT_ROW_TIMESTAMP() AS STRING) FROM (
+  SELECT sensor, n, due_ns, COUNT(*) OVER w AS counted, MAX(held) OVER w AS pad
+  FROM (SELECT sensor, n, due_ns, arrived,
+          CONCAT(CAST(sensor AS STRING), REPEAT('x', {state_bytes})) AS held FROM readings)
   WINDOW w AS (PARTITION BY sensor ORDER BY arrived ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW))
 """
 
@@ -89,8 +91,8 @@ class Cluster:
         home = Path(pyflink.__file__).parent
         conf = place / "conf"
         conf.mkdir(parents=True)
-        for name in ("scratch", "log", "results"):
-            (place / name).mkdir()
+        for name in ("scratch", "log", "results", "inputs"):
+            (place / name).mkdir(exist_ok=True)
         facts = {"rpc": free_port(), "rest": self.rest, "place": place, "scheduler": scheduler}
         (conf / "config.yaml").write_text(CONFIG.format(checkpoint=CHECKPOINT_MS, **facts), encoding="ascii")
         self.java = java = os.environ.get("JAVA_HOME", "")
@@ -185,9 +187,11 @@ class Job:
         conf.set_string("execution.checkpointing.interval", f"{CHECKPOINT_MS}ms")
         settings = EnvironmentSettings.new_instance().in_streaming_mode().with_configuration(conf).build()
         self.tables = TableEnvironment.create(settings)
-        end = int(options["rate"] * (options["steady_s"] + options["after_s"] + 60))
-        self.tables.execute_sql(READINGS.format(rate=options["rate"], end=end))
+        self.tables.execute_sql(READINGS.format(place=options["place"]))
         self.tables.execute_sql(RESULTS.format(place=options["place"]))
+        # a compiled plan names its operators: state is found again with any parallelism
+        self.plan = f"file://{options['place']}/plan.json"
+        self.tables.execute_sql(f"COMPILE PLAN '{self.plan}' FOR {COUNT.format(**options)}")
         self.job = ""
 
     def start(self, parallelism: int, savepoint: str = "") -> None:
@@ -195,7 +199,7 @@ class Job:
         config.set("parallelism.default", str(parallelism))
         if savepoint:
             config.set("execution.state-recovery.path", savepoint)
-        result = self.tables.execute_sql(COUNT.format(**self.options))
+        result = self.tables.execute_sql(f"EXECUTE PLAN '{self.plan}'")
         self.job = str(result.get_job_client().get_job_id())
 
     def vertices(self) -> list[dict[str, Any]]:
@@ -204,7 +208,8 @@ class Job:
     def wait_running(self, parallelism: int) -> None:
         def runs() -> bool:
             found = self.vertices()
-            return all(v["status"] == "RUNNING" and v["parallelism"] == parallelism for v in found)
+            wide = max(v["parallelism"] for v in found) == parallelism  # a committer has one task only
+            return wide and all(v["status"] == "RUNNING" for v in found)
 
         until(runs, f"the job does not run with parallelism {parallelism}")
 
@@ -226,8 +231,15 @@ class Job:
         if way == "savepoint":
             self.start(parallelism, self.stop_with_savepoint())
         else:
-            wanted = {"parallelism": {"lowerBound": 1, "upperBound": parallelism}}
-            body = {vertex["id"]: wanted for vertex in self.vertices()}
+            body = {
+                vertex["id"]: {
+                    "parallelism": {
+                        "lowerBound": 1,
+                        "upperBound": min(parallelism, vertex.get("maxParallelism", parallelism)),
+                    }
+                }
+                for vertex in self.vertices()
+            }
             self.cluster.ask(f"/jobs/{self.job}/resource-requirements", "PUT", body)
         self.wait_running(parallelism)
 
@@ -248,6 +260,7 @@ def main() -> None:
         end_ms = time.time() * 1e3
         time.sleep(options["after_s"])
         over_ms = time.time() * 1e3
+        time.sleep(DRAIN_S)
         job.stop_with_savepoint()  # what was counted up to here is in the results
     finally:
         cluster.close()

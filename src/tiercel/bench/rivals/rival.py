@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tiercel.bench.metrics import Moments, Outputs, judge
 from tiercel.bench.report import Line
 
 ShowProgress = Callable[[str], None]
@@ -20,6 +20,7 @@ Numbers = npt.NDArray[np.int64]
 
 RIVALS = ("spark-repartition", "flink-savepoint", "flink-adaptive")
 STEADY_S = 10.0
+PROBES = 500
 AFTER_S = 20.0  # a rival is back much later than we are
 
 
@@ -36,10 +37,25 @@ class RivalOptions:
     flink_python: str = ""
 
 
-def longest_gap_ms(emitted_ms: npt.NDArray[Any], begin_ms: float, end_ms: float) -> float:
+def longest_gap_ms(emitted_ns: Numbers, begin_ns: int, end_ns: int) -> float:
     """The longest time without any output between two moments. It needs nothing but outputs."""
-    inside = np.sort(emitted_ms[(emitted_ms >= begin_ms) & (emitted_ms <= end_ms)])
-    return round(float(np.diff(np.concatenate(([begin_ms], inside, [end_ms]))).max()), 3)
+    inside = np.sort(emitted_ns[(emitted_ns >= begin_ns) & (emitted_ns <= end_ns)])
+    return round(float(np.diff(np.concatenate(([begin_ns], inside, [end_ns]))).max()) / 1e6, 3)
+
+
+def figures(outputs: Outputs, at: Moments, sent: set[tuple[int, int]], keys: int) -> Line:
+    """The figures that strategies have too; all keys of a rival stop, so some of them stand for all."""
+    came = set(zip(outputs.sensor.tolist(), outputs.due_ns.tolist(), strict=True))
+    some = np.unique(outputs.sensor)[:: max(1, keys // PROBES)].tolist()
+    return {
+        **judge(outputs, at, some, some),
+        "gap_ms": longest_gap_ms(outputs.emitted_ns, at.request_ns, at.over_ns),
+        "gap_floor_ms": longest_gap_ms(outputs.emitted_ns, at.steady_ns, at.request_ns),
+        "request_ns": at.request_ns,
+        "lost": len(sent - came),
+        "doubled": len(outputs.sensor) - len(came),
+        "reordered": 0,
+    }
 
 
 def row_of(strategy: str, columns: tuple[str, ...], found: Line) -> Line:

@@ -101,7 +101,8 @@ class Query:
         self._outputs = setup.place / "outputs"
         self._outputs.mkdir(exist_ok=True)
 
-    def start(self) -> Any:
+    def start(self, *, until_drained: bool = False) -> Any:
+        trigger: dict[str, Any] = {"availableNow": True} if until_drained else {"processingTime": "0 seconds"}
         frame = self._spark.readStream.schema(INPUT_SCHEMA).csv(str(self._setup.place / "inputs"))
         return (
             frame.groupBy("sensor")
@@ -109,6 +110,7 @@ class Query:
             .writeStream.outputMode("update")
             .foreachBatch(self._record)
             .option("checkpointLocation", str(self._setup.place / "checkpoint"))
+            .trigger(**trigger)
             .start()
         )
 
@@ -142,11 +144,14 @@ class Query:
             begun = time.monotonic()
             self._query.stop()
             stopped = time.monotonic()
+            self.start(until_drained=True).awaitTermination()  # the last batch must be committed
+            drained = time.monotonic()
             self._spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
             repartition_checkpoint(self._spark, str(self._setup.place / "checkpoint"), partitions)
             repartitioned = time.monotonic()
             self._query = self.start()
-            took = {"stopped": stopped - begun, "repartitioned": repartitioned - begun}
+            took = {"stopped": stopped - begun, "drained": drained - begun}
+            took["repartitioned"] = repartitioned - begun
             reply({**took, "restarted": time.monotonic() - begun})
 
 
