@@ -81,9 +81,9 @@ def measure(options: RivalOptions, way: str, show_progress: ShowProgress) -> Lin
             load.stop()
         if done.returncode:
             raise UserError(f"the Flink job ended with {done.returncode}:\n{done.stderr[-2_000:]}")
-        said = json.loads(done.stdout.splitlines()[-1])
+        moments = json.loads(done.stdout.splitlines()[-1])
         names = ("steady_ms", "request_ms", "end_ms", "over_ms")
-        at = Moments(*(int(said[name] * 1e6) - wall_ns for name in names))
+        at = Moments(*(int(moments[name] * 1e6) - wall_ns for name in names))
         outputs = read_results(place / "results", wall_ns)
     return figures(outputs, at, load.sent_before(at.over_ns), options.keys)
 

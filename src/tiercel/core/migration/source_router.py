@@ -43,12 +43,11 @@ from tiercel.core.migration.phases import (
 )
 from tiercel.core.migration.ports import OutgoingPort, RouterPort
 from tiercel.core.migration.strategies import STRATEGIES, FlipFacts, Strategy
-from tiercel.core.migration.units import unit_of
+from tiercel.core.migration.units import count_waiting
 from tiercel.core.model.bundle import is_bundle, opened_for
 from tiercel.core.model.keys import Key
 from tiercel.core.model.log import Abort, Begin, Compare, Entry, Flip, OutputFence, Row, Tick, Watermark
 from tiercel.core.model.routing import slot_of
-from tiercel.core.model.row_batch import count_rows
 from tiercel.core.model.topology import site_of
 
 
@@ -287,12 +286,8 @@ class OutgoingMove:
         return captured_from
 
     def read_shadow(self, step: Step) -> None:
-        step.read_log(
-            self.inbox.name,
-            self.shadow_cursor,
-            self.inbox.settings.read_entries_max,
-            ShadowReaderName(self.move),
-        )
+        at_most, reader = self.inbox.settings.read_entries_max, ShadowReaderName(self.move)
+        step.read_log(self.inbox.name, self.shadow_cursor, at_most, reader)
 
     def on_shadow_read(self, step: Step, entries: list[Entry]) -> None:
         if self.phase is SourceRouterPhase.CUT and not self.cut_shadowed:
@@ -365,10 +360,7 @@ class OutgoingMove:
             control = entry.control if isinstance(entry.control, Tick | Watermark) else None
             if rows or control is not None:
                 self.notify(step, m.ShadowNotice(self.move, entry.offset, entry.time_ms, rows, control))
-            for row in rows:
-                unit = unit_of(row[0], slots)
-                first, count = self.waiting.get(unit, (entry.offset, 0))
-                self.waiting[unit] = (first, count + count_rows([row]))
+            count_waiting(self.waiting, rows, entry.offset, slots)
         if self.waiting and self.strategy.needs_backlog:
             step.send(self.source, m.Backlog(self.move, dict(self.waiting)))
         if not entries or entries[-1].offset >= flip_offset - 1:
@@ -458,9 +450,8 @@ class OutgoingMove:
                 return
             differing = self.differing_key()
             if differing is not None:
-                self.abort(
-                    step, f"not deterministic: key {differing!r} differs between source and destination"
-                )
+                where = "differs between source and destination"
+                self.abort(step, f"not deterministic: key {differing!r} {where}")
             elif self.may_flip():
                 self.flip(step)
         elif self.phase is SourceRouterPhase.PREPARED and self.may_flip():

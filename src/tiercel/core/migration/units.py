@@ -16,6 +16,8 @@ import xxhash
 
 from tiercel.core.migration.orders import ORDERS, TransferFacts
 from tiercel.core.model.keys import Key, KeySet
+from tiercel.core.model.log import Row
+from tiercel.core.model.row_batch import count_rows
 
 SUB_GROUPS = 4  # of a slot: a hot key waits for a quarter of its slot at most
 
@@ -33,6 +35,14 @@ def units_of(keys: KeySet, slots: int) -> set[Unit]:
     units = {slot * SUB_GROUPS + group for slot in keys.slots for group in range(SUB_GROUPS)}
     units.update(unit_of(key, slots) for key in keys.keys)
     return units
+
+
+def count_waiting(waiting: dict[Unit, tuple[int, int]], rows: Iterable[Row], offset: int, slots: int) -> None:
+    """Count the rows of an entry that wait for each unit: the offset of the first, and their number."""
+    for row in rows:
+        unit = unit_of(row[0], slots)
+        first, count = waiting.get(unit, (offset, 0))
+        waiting[unit] = (first, count + count_rows([row]))
 
 
 class UnitQueue:
