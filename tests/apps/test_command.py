@@ -72,7 +72,7 @@ def test_list_has_every_application_with_its_options(capsys: pytest.CaptureFixtu
     ("arguments", "message"),
     [
         ("run paint", "unknown application 'paint'"),
-        ("run keycount --rate 1000000000", "rate = 1e+09"),
+        ("run keycount --rate 1000000000", "rate = 1,000,000,000"),
         ("run keycount --seconds 0", "seconds = 0"),
         ("run keycount --during explode", "keycount: unknown change 'explode'"),
         ("run keycount --set keys", "--set 'keys'"),

@@ -63,7 +63,7 @@ class Run:
             ("rate times seconds", self.events, 1, EVENTS_MAX),
         ):
             if not least <= value <= most:
-                raise UserError(f"{name} = {value:,g}", expected=f"a number from {least:,} to {most:,.0f}")
+                raise UserError(f"{name} = {value:,}", expected=f"a number from {least:,} to {most:,.0f}")
         check_changes(self.app, self.during)
         return parse_options(self.app, self.options)
 
