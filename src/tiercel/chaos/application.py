@@ -184,6 +184,8 @@ class ChangeRunner(BackgroundTask):
             some["keys"] = mine[: max(1, int(change.share * len(mine)))]
         else:
             some |= {"source": source, "slots": range(int(change.share * sum(slots.values())))}
+        if change.strategy == "standby":
+            self._live.set_standby(source, some["to"])
         handle: MoveHandle = self._live.move(OPERATOR, **some)
         return handle
 

@@ -16,6 +16,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from tiercel.core.migration.strategies import PRINCIPAL
+
 T = TypeVar("T")
 
 
@@ -44,7 +46,8 @@ DECK: Mapping[Kind, int] = {  # so many of each: what takes longest to recover f
     Kind.REPLICA: 1,
     Kind.APPLICATION: 1,
 }
-STRATEGIES = ("live",) * 6 + ("pause",) * 3 + ("restart",)
+SCALING = ("live",) * 6 + ("pause",) * 3 + ("restart",)
+MOVING = (*SCALING, *(name for name in PRINCIPAL if name not in SCALING), "auto")  # every strategy
 IN_MOVE = 0.6  # of all faults; some moves end before the fault
 OVERLAP = 0.25  # of all faults: the next one comes before the deployment has recovered
 SCALE = 0.4  # of the faults outside of moves come with a scale-out or scale-in
@@ -96,7 +99,7 @@ def _fault(random: Random, kind: Kind) -> Fault:
         change = draw_move(random)
     elif random.random() < SCALE:
         wanted = {"cloud": random.randint(1, CLOUD_MAX), "edge": random.randint(1, EDGE_MAX)}
-        change = Change("scale", random.choice(STRATEGIES), instances=wanted)
+        change = Change("scale", random.choice(SCALING), instances=wanted)
     seconds = random.uniform(*(DISK_S if kind is Kind.DISK else STOP_S))
     delay_s = random.uniform(*(DELAY_S if in_move else PAUSE_S))
     overlap = random.random() < OVERLAP
@@ -107,7 +110,7 @@ def draw_move(random: Random) -> Change:
     """Some keys, or some slots, of one instance to another."""
     return Change(
         random.choice(("keys", "slots")),
-        random.choice(STRATEGIES),
+        random.choice(MOVING),
         random.random(),
         random.random(),
         random.uniform(0.2, 1.0),

@@ -158,6 +158,9 @@ class Controller:
         self.topology.operator(request.operator)
         if request.strategy not in STRATEGIES:
             raise InvalidRequest.unknown("strategy", request.strategy, sorted(STRATEGIES))
+        if STRATEGIES[request.strategy].copies:
+            what = f"a scaling with strategy {request.strategy!r}: new instances are nobody's standby"
+            raise InvalidRequest(what, "expected another strategy")
         if not request.instances:
             raise InvalidRequest("no instances were named", "expected at least one")
         for instance in request.instances:

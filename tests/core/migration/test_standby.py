@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from machines_in_memory import SmallDeployment, key_in, topology
-from tiercel.control.controller import Controller
+from tiercel.control.controller import Controller, ScaleRequest
 from tiercel.control.plans import Plan, PlannedMove
 from tiercel.core import messages as m
 from tiercel.core.errors import InvalidRequest
@@ -119,3 +119,8 @@ def test_a_non_deterministic_operator_has_no_standby() -> None:
 def test_a_restarted_controller_still_knows_the_standbys() -> None:
     controller = Controller(topology(), Settings(), {("standby", A): B})
     assert controller.standbys == {A: B}
+
+
+def test_a_scaling_with_standbys_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="scaling with strategy 'standby'"):
+        Controller(topology(), Settings(), {}).scale(ScaleRequest("op", (A, B), "standby"), 0.0)
