@@ -93,8 +93,6 @@ class OutgoingMove:
         self.messages = 0
         self.overlap = 1.0 if self.strategy.votes else 0.0  # both instances process during a live transfer
 
-    # -- the phase -----------------------------------------------------------------------------
-
     @property
     def phase(self) -> SourceRouterPhase:
         return self._phase.now
@@ -120,8 +118,6 @@ class OutgoingMove:
         """Persist the record and report the phase."""
         step.put(("outgoing", self.move), msgspec.structs.replace(self.record))
         self._moves.report(step, self.move)
-
-    # -- helpers -----------------------------------------------------------------------------
 
     @property
     def strategy(self) -> Strategy:
@@ -444,7 +440,6 @@ class OutgoingMove:
 
     def advance(self, step: Step) -> None:
         """Take the next step that has become possible, if any."""
-        settings = self.inbox.settings
         if self.phase is SourceRouterPhase.COMPARING and self.vote is not None:
             if self.source_digests is None and not self.may_flip_uncompared():
                 return
@@ -456,11 +451,13 @@ class OutgoingMove:
                 self.flip(step)
         elif self.phase is SourceRouterPhase.PREPARED and self.may_flip():
             self.flip(step)
-        elif self.phase is SourceRouterPhase.CUT and self.may_emit() and self.cut_shadowed:
+        elif self.phase is SourceRouterPhase.CUT and self.cut_shadowed:
+            if self.unsettled and self.fences is None:  # no fence would hold back what overtakes them
+                return
             self.become(step, SourceRouterPhase.EMITTING)
             self.notify(step, m.EmitFromNotice(self.move, self.record.last_offset, self.fences or {}))
         elif self.phase is SourceRouterPhase.FLIPPED:
-            silent = step.now_ms - self.flipped_at > settings.source_silence_ms
+            silent = step.now_ms - self.flipped_at > self.inbox.settings.source_silence_ms
             if self.strategy.destination_can_finish and silent:
                 self.take_over(step)
 
@@ -497,8 +494,6 @@ class OutgoingMove:
         theirs = self.vote.digests
         both = self.source_digests.keys() & theirs.keys()  # keys that both processed after the capture
         return next((key for key in sorted(both) if self.source_digests[key] != theirs[key]), None)
-
-    # -- the decision ------------------------------------------------------------------------
 
     def flip(self, step: Step) -> None:
         inbox = self.inbox
@@ -583,10 +578,6 @@ class OutgoingMove:
         """Note the source's outputs that are on their way: what the destination emits comes behind them."""
         self.unsettled = self.must_arrive_first()
         self.fences = self.router.output_fences(self.inbox.name)
-
-    def may_emit(self) -> bool:
-        """Rule R10: the source's outputs have arrived, or a fence holds back what would overtake them."""
-        return not self.unsettled or self.fences is not None
 
     def all_arrived(self) -> bool:
         """Rule R10: behind Done the keys' outputs carry no fence, so the source's must have arrived."""
