@@ -17,6 +17,7 @@ class Settings(msgspec.Struct, frozen=True):
     move_deadline_ms: float = 30_000.0  # a move that is not decided by then is undone
     source_silence_ms: float = 2_000.0  # a source silent this long after the flip is cut off by its router
     suspect_ms: float = 10_000.0  # a process that sends nothing for this long is restarted
+    site_idle_ms: float = 0.0  # event time does not wait for a site that is cut off this long; 0: it waits
     compare_wait_ms: float = 1_000.0  # after this long an overloaded source flips without its digests
 
     dispatch_rows_max: int = 20_000  # rows dispatched to one instance and not processed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from machines_in_memory import SmallDeployment, key_in, topology
 from tiercel.core import messages as m
@@ -12,6 +13,7 @@ from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.model.log import Row, Watermark
 from tiercel.core.model.topology import Operator, Stream, Topology
 from tiercel.core.router.watermarks import FOREVER
+from tiercel.core.settings import Settings
 
 DELAY_MS = 10
 
@@ -29,8 +31,9 @@ def timed(*inputs: str, sites: tuple[str, ...] = ("a", "b"), idle_ms: int | None
 class Play:
     """Writes rows by their event times, and shows the rows and watermarks of the log."""
 
-    def __init__(self, *inputs: str, idle_ms: int | None = None) -> None:
-        self.driver = SmallDeployment(timed(*inputs, idle_ms=idle_ms), kind="windows").start()
+    def __init__(self, *inputs: str, idle_ms: int | None = None, **settings: float) -> None:
+        facts = timed(*inputs, idle_ms=idle_ms)
+        self.driver = SmallDeployment(facts, Settings(**settings), kind="windows").start()  # type: ignore[arg-type]
         self._seqs: dict[str, int] = {}
 
     def write(self, *times_ms: int, stream: str = "in", site: str = "a", mark: int | None = None) -> None:
@@ -289,3 +292,28 @@ def test_a_restart_begins_the_idle_timeout_again() -> None:
     assert play.watermark() == 90
     play.driver.advance_ms(20)
     assert play.watermark() == 291
+
+
+# -- sites that are cut off --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("site_idle_ms", "expected"), [(0.0, 90), (500.0, 790)])
+def test_event_time_waits_for_a_site_that_is_cut_off_unless_told_otherwise(
+    site_idle_ms: float, expected: int
+) -> None:
+    play = Play("in", site_idle_ms=site_idle_ms)
+    play.write(100, site="b")
+    play.write(200)
+    play.driver.stop("b")
+    play.driver.advance_ms(400)
+    play.write(500)
+    assert play.watermark() == 90, "it may come back soon"
+    play.driver.advance_ms(200)
+    play.write(800)
+    assert play.watermark() == expected
+    play.driver.start("b")
+    play.write(2_000)
+    assert play.watermark() == expected, "it is here again, and its stream is at 100"
+    play.write(300, 900, site="b")
+    assert play.late("a") + play.late("b") == (1 if site_idle_ms else 0), "300 came too late"
+    assert [play.watermark(site) for site in "ab"] == [890, 890]

@@ -16,6 +16,7 @@ class TimerKind(enum.StrEnum):
     TICK = "tick"  # the next tick of an inbox
     TRIM = "trim"  # the next part of a log to delete
     IDLE = "idle"  # a stream may be idle
+    ABSENT = "absent"  # a site may be cut off for too long
     GAP = "gap"  # numbers of devices may be missing for too long
     RETRY = "retry"  # messages without an answer are repeated
     CHECKPOINT = "checkpoint"  # an instance takes its next checkpoint

@@ -107,6 +107,11 @@ class Topology(msgspec.Struct, frozen=True):
         """The operators whose rows carry the last row of this stream."""
         return tuple(o.name for o in self.operators.values() if o.broadcast == stream)
 
+    def is_above(self, site: str, other: str) -> bool:
+        """Whether a site is the parent of another one, or further up."""
+        above = self.sites[other]
+        return above is not None and (above == site or self.is_above(site, above))
+
     def logs_at(self, site: str) -> tuple[str, ...]:
         """The output logs of a site: of streams that have their home there, and of what the site makes."""
         streams = [stream for stream in self.streams.values() if stream.logged]
@@ -129,11 +134,16 @@ class Topology(msgspec.Struct, frozen=True):
         inputs = [self.streams[name] for name in self.operators[operator].inputs if name in self.streams]
         return tuple(stream.name for stream in inputs if stream.delay_ms is not None)
 
-    def late_inputs(self, operator: str) -> frozenset[int]:
-        """The inputs whose late rows are dropped here: this is the first event-time operator behind them."""
+    def late_inputs(self, operator: str, *, any_site: bool = False) -> frozenset[int]:
+        """The inputs whose late rows are dropped here: this is the first event-time operator behind them.
+
+        `any_site`: event time does not wait for a site that is cut off, so any row of it may be late.
+        """
         facts = self.operators[operator]
         if facts.time_mode != "eventTime" or facts.late_rows:
             return frozenset()
+        if any_site:
+            return frozenset(range(len(facts.inputs)))
         return frozenset(n for n, stream in enumerate(facts.inputs) if self._has_late_rows(stream))
 
     def _has_late_rows(self, stream: str) -> bool:

@@ -196,6 +196,7 @@ class Router:
             if outbox.to == self.site:
                 self.forwarding.deliver_to_self(step, outbox)
         self.watermarks.start_idle_timers(step)
+        self.watermarks.start_site_timers(step)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -393,6 +394,8 @@ class Router:
                 self.devices.on_timer(step, name)
             case Timer(kind=TimerKind.IDLE, of=name):
                 self.watermarks.on_idle_timer(step, name)
+            case Timer(kind=TimerKind.ABSENT, of=site):
+                self.watermarks.on_absent_timer(site)
             case _:
                 pass  # the host wakes a machine with a timer that has no meaning
 
@@ -400,12 +403,15 @@ class Router:
         self.state.connected.add(peer)
         if peer not in self.topology.sites:
             return
+        self.watermarks.site_came(peer)
         self.forwarding.connected(step, peer)
         self.intake.repeat_congestion(step, peer)
         self.watermarks.repeat_promises(step, peer)
 
     def _on_disconnected(self, step: Step, peer: str) -> None:
         self.state.connected.discard(peer)
+        if peer in self.topology.sites:
+            self.watermarks.site_left(step, peer)
         self.forwarding.disconnected(peer)
         self.sessions.disconnected(step, peer)
         self.batches.disconnected(peer)

@@ -51,6 +51,7 @@ class WatermarkTracker:
         self.unwritten = set(timed)  # inputs with their own watermark that were written at no site yet
         self._concluded = -1  # the highest reported watermark of a log
         self.known = -1  # the highest watermark of a log that all sites know
+        self.absent: set[str] = set()  # sites that are cut off, and not waited for
 
     def worth(self) -> int:
         """The lowest watermark of this site's sources."""
@@ -78,11 +79,14 @@ class WatermarkTracker:
     @property
     def all_idle(self) -> bool:
         """Whether no site has an active source, so that none will report a higher promise."""
-        return min(self.reported.values(), default=-1) >= FOREVER
+        return min(self._present(), default=-1) >= FOREVER
+
+    def _present(self) -> list[int]:
+        return [mark for site, mark in self.reported.items() if site not in self.absent]
 
     def conclusion(self) -> int:
         """The watermark of all sites: no site sends a row at or below it. -1 while no site has a source."""
-        low = min(self.reported.values(), default=-1)
+        low = min(self._present(), default=-1)
         return max(self._concluded, -1 if low >= FOREVER else low)
 
 
@@ -100,7 +104,7 @@ class Watermarks:
                 for operator_name in topology.consumers(stream.name) if at == site else ():
                     self.promises[operator_name].sources[producer] = -1
         for name, inbox in state.inboxes.items():
-            inbox.timed = topology.late_inputs(name)
+            inbox.timed = topology.late_inputs(name, any_site=state.settings.site_idle_ms > 0)
             inbox.left_out = self.left_out
         self.active = any(o.time_mode == "eventTime" for o in topology.operators.values())
         self.late: dict[str, int] = {}  # operator -> late rows at this site, in this incarnation
@@ -166,6 +170,30 @@ class Watermarks:
             if stream.idle_ms is not None and self.state.consumers(stream.name):
                 self.state.last_rows_ms[stream.name] = step.now_ms
                 self.arm_idle_timer(step, stream, step.now_ms + stream.idle_ms)
+
+    # -- sites that are cut off ----------------------------------------------------------------
+
+    def start_site_timers(self, step: Step) -> None:
+        """After a start no site is connected yet; one that does not come is not waited for either."""
+        for site in self.state.topology.sites:
+            if site != self.state.site:
+                self.site_left(step, site)
+
+    def site_left(self, step: Step, site: str) -> None:
+        """A site has lost its connection: event time waits for it for a while, by default for ever."""
+        if self.active and self.state.settings.site_idle_ms > 0:
+            step.timer(Timer(TimerKind.ABSENT, site), step.now_ms + self.state.settings.site_idle_ms)
+
+    def on_absent_timer(self, site: str) -> None:
+        """Do not wait for a site that is still cut off. Its rows may be late when it comes back."""
+        if site not in self.state.connected:
+            for promises in self.promises.values():
+                promises.absent.add(site)
+
+    def site_came(self, site: str) -> None:
+        """Wait for a site again."""
+        for promises in self.promises.values():
+            promises.absent.discard(site)
 
     def in_time(self, operator: str, rows: list[Row]) -> list[Row]:
         """The rows above this site's promise. Rows at or below it are late, and no operator sees them."""

@@ -72,6 +72,7 @@ FEATURES: dict[str, Feature] = {
     "zombie-routers": Feature(outages.zombie_routers, 0.1),
     "gateways": Feature(devices.gateways, 0.15),
     "cut-sites": Feature(site_faults.cut_sites, 0.2),
+    "absent-sites": Feature(site_faults.absent_sites, 0.1),
     "dying-applications": Feature(site_faults.dying_applications, 0.15),
     "calm": Feature(outages.calm, 0.15),
     "bundles": Feature(bundles, 0.35),

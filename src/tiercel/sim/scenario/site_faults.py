@@ -51,6 +51,12 @@ def cut_sites(scenario: Scenario, rng: random.Random, options: Options) -> Scena
     return _with(scenario, actions)
 
 
+def absent_sites(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
+    """Event time does not wait for sites that are cut off; their rows may be late when they come back."""
+    settings = msgspec.structs.replace(scenario.settings, site_idle_ms=rng.choice((30.0, 120.0, 400.0)))
+    return cut_sites(msgspec.structs.replace(scenario, settings=settings), rng, options)
+
+
 def dying_applications(scenario: Scenario, rng: random.Random, options: Options) -> Scenario:
     """All processes of a site die at once, at any time or step of a move, and are started again."""
     strategies = [action.strategy for action in scenario.actions if action.kind == "move"]
