@@ -64,9 +64,10 @@ def write_report(
     recorded = [s for s in strategies if (place / f"{s}-1.outputs.parquet").exists()]  # rivals have none
     records = {s: _mine(read_outputs(place / f"{s}-1.outputs.parquet"), moved) for s in recorded}
     first = {s: next(line for line in every if line["strategy"] == s) for s in strategies}
-    draw_timeline(place / "timeline.png", records, first)
     draw_stoppage(place / "stoppage.png", every)
-    draw_cdf(place / "cdf.png", records, first)
+    if records:
+        draw_timeline(place / "timeline.png", records, first)
+        draw_cdf(place / "cdf.png", records, first)
     write_repeats(place / "repeats.parquet", every)
     given = {k: v for k, v in settings.items() if k not in ("out", "strategies") and v not in (None, 0, 0.0)}
     page = PAGE.format(
@@ -135,8 +136,7 @@ def draw_timeline(path: Path, records: Mapping[str, Outputs], first: Mapping[str
         axis.set_ylabel("latency, ms")
         axis.set_title(strategy, loc="left", fontsize=10)
         axis.set_xlim(-BEFORE_S, until_s)
-    if records:
-        axes[0, 0].legend(loc="upper right", fontsize=8)
+    axes[0, 0].legend(loc="upper right", fontsize=8)
     axes[-1, 0].set_xlabel("seconds after the request, by due time")
     _save(figure, path)
 
