@@ -49,6 +49,11 @@ def test_auto_never_takes_a_strategy_whose_stoppage_is_far_above_the_least() -> 
         assert choice.prediction.stoppage_ms <= max(1.3 * least, least + 0.5)
 
 
+def test_auto_does_not_take_a_strategy_that_waits_for_rows() -> None:
+    found = {p.strategy: p.impossible for p in choose(SMALL).predictions}
+    assert all(found[name] for name, strategy in STRATEGIES.items() if strategy.awaits_rows)
+
+
 def test_the_choice_prints_every_strategy_and_the_reason() -> None:
     text = str(choose(SMALL))
     assert all(name in text for name in STRATEGIES if not name.startswith("push-"))

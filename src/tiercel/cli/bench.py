@@ -209,7 +209,8 @@ def reconfigure(
     if share is not None:
         _check("--share", share, 0.001, 1)
     every = tuple(STRATEGIES)
-    chosen = every if strategies == "all" else _choose("--strategies", _parts(strategies), every)
+    at_once = tuple(name for name, strategy in STRATEGIES.items() if not strategy.awaits_rows)
+    chosen = at_once if strategies == "all" else _choose("--strategies", _parts(strategies), every)
     from tiercel.bench.baselines.machine_noise import machine_stalls
     from tiercel.bench.report import check_drawing
     from tiercel.bench.rivals.choice import choose_rivals
@@ -250,10 +251,13 @@ def idle(
     ] = 10,
     seconds: Annotated[float, typer.Option(help="Seconds of each half of a pair.")] = 20.0,
     keys: Keys = 1_000,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Measure what standbys cost, instead of migration support.")
+    ] = False,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Measure the overhead of migration support while no migration runs.
+    """Measure the overhead of migration support, or of standbys, while no migration runs.
 
     Example: tiercel bench idle --pairs 2 --seconds 3
     """
@@ -263,8 +267,8 @@ def idle(
     from tiercel.bench.scenarios import idle_overhead as bench_idle
 
     with _measuring("idle", as_json, out, None) as run:
-        run.settings = {"pairs": pairs, "seconds": seconds, "keys": keys}
-        run.rows = bench_idle.measure(pairs, seconds, keys, run.show_progress)
+        run.settings = {"pairs": pairs, "seconds": seconds, "keys": keys, "standby": standby}
+        run.rows = bench_idle.measure(pairs, seconds, keys, run.show_progress, standby)
         run.more["idle_ratio"] = run.rows[-1]["idle_ratio"]
 
 

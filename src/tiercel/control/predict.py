@@ -145,6 +145,8 @@ def _times(strategy: Strategy, facts: MoveFacts, costs: Costs, transfer: float) 
 def _obstacle(strategy: Strategy, facts: MoveFacts) -> str:
     if strategy.needs_determinism and not facts.deterministic:
         return "the operator is declared non-deterministic"
+    if strategy.awaits_rows:
+        return "it waits for rows that enter at the destination's site"
     if strategy.copies and not facts.has_standby:
         return "the destination is not the source's standby"
     return ""

@@ -1,6 +1,7 @@
-"""`tiercel bench idle`: the overhead of migration support while no migration runs.
+"""`tiercel bench idle`: the overhead of migration support, or of standbys, while no migration runs.
 
-Responsible for: interleaved pairs of the full build and one without the move code, the median of ratios.
+Responsible for: interleaved pairs of the full build and one without the move code, or with and without
+    standbys; the median of ratios.
 Not responsible for: that build (without_moves.py), the load (process.py).
 
 Both deployments run all the time and take turns of a few seconds, in alternating order, so that a machine of
@@ -12,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tiercel.bench.baselines.without_moves import build_without_moves
-from tiercel.bench.deployments import SLOTS, loaded
+from tiercel.bench.deployments import INSTANCES, OPERATOR, SLOTS, loaded
 from tiercel.bench.loadgen.process import LoadProcess
+from tiercel.bench.operators import SITE
 from tiercel.bench.report import Line, median, process_cpu_s
+from tiercel.core.model.topology import instance_name
 from tiercel.spark.api.deployment import Live
 from tiercel.spark.cluster.session import open_session
 
@@ -25,16 +28,22 @@ SLICE_S = 2.0
 WARM_S = 0.5  # of each slice
 
 
-def measure(pairs: int, seconds: float, keys: int, show_progress: ShowProgress) -> list[Line]:
-    """A row for each pair, then the medians."""
+def measure(
+    pairs: int, seconds: float, keys: int, show_progress: ShowProgress, standby: bool = False
+) -> list[Line]:
+    """A row for each pair, then the medians. With `standby`, both are full builds, and one has standbys."""
     spark = open_session("tiercel-bench", slots=SLOTS)
     rows: list[Line] = []
     try:
         show_progress("starting both builds")
         with (
             loaded(spark, keys) as (full_live, full_loader),
-            loaded(spark, keys, build=build_without_moves) as (bare_live, bare_loader),
+            loaded(spark, keys, build=None if standby else build_without_moves) as (bare_live, bare_loader),
         ):
+            if standby:
+                ends = [instance_name(OPERATOR, SITE, n) for n in range(1, INSTANCES + 1)]
+                for instance, other in zip(ends, ends[::-1], strict=True):
+                    full_live.set_standby(instance, other)
             full, bare = Build("full", full_live, full_loader), Build("bare", bare_live, bare_loader)
             for build in (full, bare):  # caches and first allocations of both
                 build.slice(seconds)
