@@ -163,7 +163,10 @@ class Peers:
                     dialling[peer] = loop.create_task(self._keep_dialling(peer))
                 self._demanded.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._demanded.wait(), POLL_S)
+                    async with asyncio.timeout(
+                        POLL_S
+                    ):  # wait_for of Python 3.11 may swallow our cancellation
+                        await self._demanded.wait()
         finally:
             for task in dialling.values():
                 task.cancel()

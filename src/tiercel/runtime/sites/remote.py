@@ -99,7 +99,8 @@ def ask(endpoint: Endpoint, secret: bytes, tls: TlsFiles | None, timeout_s: floa
     async def answered() -> None:
         running = asyncio.create_task(host.run())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(client.answered.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await client.answered.wait()
         host.end("answered")
         await running
 
