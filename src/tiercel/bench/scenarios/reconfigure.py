@@ -287,7 +287,9 @@ def _one(live: Live, loader: LoadProcess, options: Options, keys: Keys, strategy
     loader.stop(inputs, outputs)
     if STRATEGIES[strategy].copies:
         live.set_standby(keys.source, "")
-    live.move(OPERATOR, keys=keys.moved, to=keys.source).wait(MOVE_S_MAX)
+    live.move(OPERATOR, keys=keys.moved, to=keys.source, strategy="replicate").wait(
+        MOVE_S_MAX
+    )  # the shortest
     at = Moments(steady_ns, request_ns, end_ns, over_ns)
     found = read_outputs(outputs)
     between, stays = options.sites > 1, keys.stays if options.service_us else ()
