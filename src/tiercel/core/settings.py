@@ -55,6 +55,8 @@ class Settings(msgspec.Struct, frozen=True):
                 fits, expected = number and 0 <= value <= 1e15, "0 for no limit, or bytes, at most 1e15"
             elif name == "subscription_entries_max":
                 fits, expected = number and 0 <= value <= 1e9, "0 to keep nothing, or at most 1e9"
+            elif name == "site_idle_ms":
+                fits, expected = number and 0 <= value <= 1e9, "0 to wait for ever, or at most 1e9"
             else:
                 fits, expected = number and 0 < value <= 1e9, "a number above 0 and at most 1e9"
             if not fits:

@@ -163,9 +163,7 @@ class Peers:
                     dialling[peer] = loop.create_task(self._keep_dialling(peer))
                 self._demanded.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(
-                        POLL_S
-                    ):  # wait_for of Python 3.11 may swallow our cancellation
+                    async with asyncio.timeout(POLL_S):  # wait_for of Python 3.11 can swallow a cancellation
                         await self._demanded.wait()
         finally:
             for task in dialling.values():
