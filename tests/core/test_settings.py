@@ -9,7 +9,7 @@ import pytest
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.settings import Settings
 
-MAY_BE_ZERO = ("memory_bytes_max", "subscription_entries_max")
+MAY_BE_ZERO = ("memory_bytes_max", "subscription_entries_max", "site_idle_ms")
 NUMBERS = [name for name in Settings.__struct_fields__ if name not in MAY_BE_ZERO]
 
 
@@ -35,6 +35,13 @@ def test_an_invalid_limit_of_subscriptions_is_refused(value: float) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         Settings(subscription_entries_max=value).validate()  # type: ignore[arg-type]
     assert refusal.value.expected == "expected 0 to keep nothing, or at most 1e9"
+
+
+@pytest.mark.parametrize("value", [-1, 2e9, math.inf, math.nan, True])
+def test_an_invalid_wait_for_sites_that_are_cut_off_is_refused(value: float) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        Settings(site_idle_ms=value).validate()
+    assert refusal.value.expected == "expected 0 to wait for ever, or at most 1e9"
 
 
 def test_a_setting_of_the_wrong_type_is_refused() -> None:
