@@ -93,9 +93,10 @@ class RecordingController(Controller):
         self.on_end: Callable[[TrackedMove], object] = lambda tracked: None
 
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
-        before = {tracked.move: tracked for tracked in self.active}
+        named = [tracked for name in _named(event) if (tracked := self.moves.get(name)) is not None]
+        running = [tracked for tracked in named if tracked.state not in ENDED]
         effects = self._on_event(event, now_ms)
-        for tracked in before.values():
+        for tracked in running:
             if tracked.state in ENDED:
                 self.on_end(tracked)
         return effects
@@ -121,6 +122,17 @@ class RecordingController(Controller):
         if not story or story[-1].phase != status.phase:
             facts = (status.keys, status.size_bytes, status.messages, status.overlap)
             story.append(PhaseTime(status.phase, time.monotonic(), *facts))
+
+
+def _named(event: Event) -> list[str]:
+    """The moves that an event tells something about."""
+    match event:
+        case Received(message=m.MoveStatus(move=move)):
+            return [move]
+        case Received(message=m.StatusReply(statuses=statuses)):
+            return [status.move for status in statuses]
+        case _:
+            return []
 
 
 def agent_of(site: str) -> str:
