@@ -14,7 +14,7 @@ COMMANDS = (
     *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
     *("memory", "checkpoint", "app", "nexmark", "pipeline", "word-recovery", "largest-load"),
     *("offload", "skew", "soak", "gauges"),
-    "orders",
+    *("orders", "mobility"),
 )
 RUNS = (*COMMANDS, "recover --sweep")
 
@@ -33,6 +33,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         "skew": "elasticity.skew",
         "soak": "elasticity.soak",
         "gauges": "elasticity.gauge_cost",
+        "mobility": "mobility.drive",
         "app": "applications.app",
         "nexmark": "applications.nexmark",
         "word-recovery": "applications.word_recovery",
@@ -71,6 +72,12 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
+        ("mobility --modes fly", "unknown 'fly'"),
+        ("mobility --cars 0", "--cars 0 is out of range"),
+        ("mobility --probes 50 --cars 10", "--probes 50"),
+        ("mobility --outputs-at mars", "unknown 'mars'"),
+        ("mobility --vary weather --values 1", "unknown 'weather'"),
+        ("mobility --vary latency --values many", "'many' is not a number"),
         ("word-recovery --entries none", "'none' is not a number"),
         ("word-recovery --ways prayer", "unknown 'prayer'"),
         ("word-recovery --rate 0", "--rate 0 is out of range"),

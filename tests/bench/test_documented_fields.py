@@ -47,7 +47,7 @@ def result_of(capsys: pytest.CaptureFixture[str], arguments: str, code: int) -> 
         "measured",
         "batches",
     }
-    optional |= {"scalings", "decisions", "faults", "holds", "failures", "p99_ms"}
+    optional |= {"scalings", "decisions", "faults", "holds", "failures", "p99_ms", "hand_overs"}
     assert fields(EVERY_FILE) - optional <= found.keys() <= fields(EVERY_FILE)
     return found
 

@@ -231,3 +231,23 @@ def test_a_prediction_of_no_site_of_the_deployment_copies_nothing() -> None:
     (first,) = mobility.decide([Sighting(CAR, "edge-2", 3, 0.0)], lambda _: "edge-1", 0.0)
     mobility.ended(first, 1.0)
     assert mobility.decide([], lambda _: "edge-2", 2.0) == []
+
+
+def test_a_key_is_not_handed_over_again_because_the_tables_are_a_second_old() -> None:
+    mobility = Mobility(SITES, MOBILITY, WAIT)
+    (up,) = mobility.decide([Sighting(CAR, "edge-2", 3, 0.0)], lambda _: "edge-1", 0.0)
+    mobility.ended(up, 1.0)
+    seen = [Sighting(CAR, "edge-2", 3, 1.0)]
+    assert mobility.decide(seen, lambda _: "edge-1", 1.0) == [], "it is at region-1"
+    assert mobility.decide([], lambda _: "region-1", 2.0) == []
+    (down,) = mobility.decide([Sighting(CAR, "edge-2", 3, 6.0)], lambda _: "region-1", 6.0)
+    assert (down.source, down.destination) == ("region-1", "edge-2")
+
+
+def test_tables_that_stay_as_they_are_count_in_the_end() -> None:
+    mobility = Mobility(SITES, MOBILITY, WAIT)
+    (up,) = mobility.decide([Sighting(CAR, "edge-2", 3, 0.0)], lambda _: "edge-1", 0.0)
+    mobility.ended(up, 1.0)
+    mobility.decide([Sighting(CAR, "edge-2", 3, 1.0)], lambda _: "edge-1", 1.0)
+    (again,) = mobility.decide([Sighting(CAR, "edge-2", 3, 8.0)], lambda _: "edge-1", 8.0)
+    assert again.source == "edge-1"

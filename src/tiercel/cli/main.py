@@ -15,7 +15,7 @@ import typer
 
 from tiercel.cli import bench_orders  # noqa: F401
 from tiercel.cli.app import app as applications
-from tiercel.cli.bench_elastic import bench
+from tiercel.cli.bench_mobility import bench
 from tiercel.cli.chaos import chaos
 from tiercel.cli.demo import demo
 from tiercel.cli.policy import policy

@@ -79,6 +79,7 @@ class Visit(NamedTuple):
 
 
 Predict = Callable[[Key, tuple[Visit, ...]], str | None]  # key, where it was -> the site where it will be
+OUTDATED_S_MAX = 5.0  # tables that do not show a hand-over for so long are right nevertheless
 VISITED_KEYS_MAX = 10_000  # whose visits are remembered
 VISITS_MAX = 16
 
@@ -166,6 +167,7 @@ class Mobility:
         self._journeys: dict[Key, Journey] = {}
         self._due: dict[Key, None] = {}  # keys to look at: seen, handed over, or waiting since the last call
         self._running: dict[tuple[str, str], int] = {}  # hand-overs between two sites
+        self._moved: dict[Key, tuple[str, float]] = {}  # handed over shortly before -> where, until when
         self._predict = predict
         self._visits: dict[Key, tuple[Visit, ...]] = {}  # those seen last are at the end
         self._arrived: dict[Key, str] = {}  # keys that have come to where their source is
@@ -214,6 +216,9 @@ class Mobility:
                 self._due[key] = None
                 continue
             owner = owner_of(key)
+            if self._is_outdated(key, owner):
+                self._due[key] = None
+                continue
             found = self._destination(journey, owner)
             if found is not None:
                 wanted.setdefault((owner, found[0]), []).append((key, found[1]))
@@ -261,8 +266,15 @@ class Mobility:
                 self._journeys.pop(key, None)
                 self._arrived[key] = hand_over.destination
 
+    def _is_outdated(self, key: Key, owner: str) -> bool:
+        """Whether a hand-over of the key has ended, and the tables do not say so yet."""
+        moved = self._moved.get(key)
+        return moved is not None and moved[0] != owner
+
     def _forget(self, now_s: float) -> None:
         """Drop sources that were not seen elsewhere for long: they are home again, or vanished."""
+        while self._moved and next(iter(self._moved.values()))[1] < now_s:
+            del self._moved[next(iter(self._moved))]
         running = []
         while self._journeys:
             key, journey = next(iter(self._journeys.items()))
@@ -285,6 +297,9 @@ class Mobility:
         if self._running[pair] <= 0:
             del self._running[pair]
         for key in hand_over.keys:
+            if not undone:
+                self._moved.pop(key, None)
+                self._moved[key] = (hand_over.destination, now_s + OUTDATED_S_MAX)
             journey = self._journeys.get(key)
             if journey is None or journey.hand_over != pair:
                 continue
