@@ -15,7 +15,7 @@ from tiercel.core import messages as m
 from tiercel.core.machine.effects import ReadLog
 from tiercel.core.machine.stored import TABLES
 from tiercel.core.model.keys import KeySet
-from tiercel.core.model.log import Entry, StreamEntry
+from tiercel.core.model.log import Entry, Output, OutputFence, StreamEntry
 from tiercel.core.model.topology import Stream
 from tiercel.core.router.router import Router
 from tiercel.core.settings import Settings
@@ -135,6 +135,28 @@ def with_a_broadcast_stream() -> SmallDeployment:
     return traffic(driver)
 
 
+def with_a_standby() -> SmallDeployment:
+    driver = traffic(SmallDeployment(topology(("a", "b"), instances=(A, "op@a#1", B))).start())
+    driver.send("a", m.SetStandby(A, "op@a#1"), "controller")
+    return traffic(driver)
+
+
+def with_devices() -> SmallDeployment:
+    facts = topology()
+    facts.streams["in"] = Stream("in", "a", logged=False, gap_ms=1_000, dead_letters="dead")
+    driver = SmallDeployment(facts).start()
+    driver.produce("a", (key_in(0), 0, b"1"), (key_in(1), 0, b"2"), numbers=(1, 1))
+    return driver
+
+
+def behind_a_fence() -> SmallDeployment:
+    """Outputs of a moved key that wait at the home for those of its source."""
+    driver = traffic(SmallDeployment().start())
+    output = Output(1, b"k", 1, 0, (b"k", 0, b"1"))
+    driver.send("a", m.SiteFrame("out", "z@1", 1, [], None, [output], OutputFence("y@1", 9)), "b")
+    return driver
+
+
 SCENES: list[Callable[[], SmallDeployment]] = [
     after_moves,
     in_the_middle,
@@ -147,6 +169,9 @@ SCENES: list[Callable[[], SmallDeployment]] = [
     with_a_named_subscription,
     with_forgotten_numbers,
     with_a_broadcast_stream,
+    with_a_standby,
+    with_devices,
+    behind_a_fence,
 ]
 
 
