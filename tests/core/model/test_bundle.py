@@ -14,6 +14,7 @@ from tiercel.core.model.bundle import (
     are_apart,
     bundle,
     bundled,
+    entries_of,
     is_bundle,
     keys_of,
     may_hold,
@@ -125,6 +126,17 @@ def test_bundles_are_apart_only_if_no_key_can_be_in_two_of_them() -> None:
     assert not are_apart([first], [here], SLOTS)
     assert are_apart([second], [here], SLOTS)
     assert not are_apart([first, second], [], SLOTS // 2)
+
+
+@given(st.lists(st.tuples(ROWS, st.integers(1, SLOTS)), max_size=4))
+def test_rows_are_divided_into_entries_whose_bundles_have_ranges_of_their_own(
+    flushes: list[tuple[list[tuple[bytes, int, Any]], int]],
+) -> None:
+    rows = [row for made, width in flushes for row in bundled(encoded(made), SLOTS, width, timed=True)]
+    entries = entries_of(rows)
+    assert [row for entry in entries for row in entry] == rows
+    assert all(are_apart(entry, [], SLOTS) for entry in entries)
+    assert len(entries) <= max(1, len(rows))
 
 
 @given(ROWS, st.sets(st.integers(0, SLOTS - 1)), st.integers(1, SLOTS))

@@ -111,6 +111,24 @@ def are_apart(bundles: Sequence[Row], others: Iterable[Row], slots: int) -> bool
     return not any(slot_of(row[0], slots) in taken for row in others)
 
 
+def entries_of(rows: list[Row]) -> list[list[Row]]:
+    """These rows, in their order, as entries in which each bundle has a range of its own.
+
+    Otherwise its reader would have to take it apart: a key has one call for each entry.
+    """
+    entries: list[list[Row]] = [[]]
+    taken: set[int] = set()
+    for row in rows:
+        if is_bundle(row[0]):
+            _, slots = range_of(row[0])
+            if not taken.isdisjoint(slots):
+                entries.append([])
+                taken.clear()
+            taken.update(slots)
+        entries[-1].append(row)
+    return entries
+
+
 # -- making bundles ----------------------------------------------------------------------------------
 
 

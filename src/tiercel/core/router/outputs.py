@@ -15,7 +15,7 @@ from tiercel.core.logs.inbox import Inbox
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import HeldOutputs
-from tiercel.core.model.bundle import open_outputs
+from tiercel.core.model.bundle import entries_of, open_outputs
 from tiercel.core.model.log import INITIAL, Output, OutputFence, Row
 from tiercel.core.model.row_batch import count_rows, split
 from tiercel.core.model.topology import operator_of
@@ -160,15 +160,16 @@ class OutputAdmission:
         step: Step,
         operator: str,
         outputs: Sequence[Output],
-        rows: int | None = None,
+        count: int | None = None,
         fences: Mapping[str, OutputFence] = NO_FENCES,
     ) -> None:
         """Write admitted outputs to the next operators' inboxes and the output log, in one write."""
         if outputs:
-            self.state.outputs += count_rows([o.row for o in outputs]) if rows is None else rows
+            self.state.outputs += count_rows([o.row for o in outputs]) if count is None else count
             stream = self.state.topology.operators[operator].output
             if self.state.consumers(stream):
-                self._fan_out.route_rows(step, stream, [o.row for o in outputs])
+                for rows in entries_of([o.row for o in outputs]):
+                    self._fan_out.route_rows(step, stream, rows)
             self._fan_out.log_outputs(step, stream, outputs, fences.get(stream))
 
     def emit_dead(
