@@ -145,7 +145,9 @@ def with_devices() -> SmallDeployment:
     facts = topology()
     facts.streams["in"] = Stream("in", "a", logged=False, gap_ms=1_000, dead_letters="dead")
     driver = SmallDeployment(facts).start()
-    driver.produce("a", (key_in(0), 0, b"1"), (key_in(1), 0, b"2"), numbers=(1, 1))
+    for n in range(1, 5):
+        keys = [key_in(slot) for slot in range(4)]
+        driver.produce("a", *((key, 0, b"%d" % n) for key in keys), numbers=(n,) * 4)
     return driver
 
 
