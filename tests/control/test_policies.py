@@ -166,6 +166,15 @@ def test_a_hot_slot_of_many_keys_is_split() -> None:
     assert "it is split" in proposal.reason
 
 
+def test_a_slot_that_was_split_is_not_split_again_for_keys_that_have_left_it() -> None:
+    inside = [key_in(0, n) for n in range(4)]
+    entering = {"cloud": EntryLoad(1_000, {0: 600.0}, tuple(HotKey(key, 150.0) for key in inside))}
+    gone = dict.fromkeys(inside[:2], B)
+    hot = view(instance(A, 0.95, 1_000), instance(B, 0.1, 10), entering=entering, owners=SLOTS, isolated=gone)
+    policy = make_policy("hot_keys", "op", {"slot_share": 0.4})
+    assert isinstance(last(policy, [hot]), Nothing), "300 of the 1,000 rows are left"
+
+
 # -- offload and failures ------------------------------------------------------------------------------
 
 

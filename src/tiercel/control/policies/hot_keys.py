@@ -48,7 +48,7 @@ class HotKeys(msgspec.Struct, frozen=True):
         key = max(rates, key=lambda k: (rates[k], k), default=None)
         if key is not None and rates[key] / total >= self.key_share:
             return self._of_key(operator, hot, coolest, key, rates[key] / total)
-        slots = {s: r for s, r in operator.slot_rates().items() if operator.owners.get(s) == hot.name}
+        slots = _slot_rates(operator, hot.name)
         slot = max(slots, key=lambda s: (slots[s], s), default=None)
         if slot is not None and slots[slot] / total >= self.slot_share:
             return self._of_slot(operator, hot, coolest, slot, slots[slot] / total, rates)
@@ -93,6 +93,16 @@ class HotKeys(msgspec.Struct, frozen=True):
         if coolest.work + hot.work * share < hot.work - MARGIN:
             return MoveLoad(operator.name, KeySet(slots=frozenset({slot})), coolest.name, facts)
         return Nothing(operator.name, f"{facts}, and no other instance is free for it")
+
+
+def _slot_rates(operator: OperatorView, instance: str) -> dict[int, float]:
+    """The heaviest slots of an instance, without the keys of them that have a route of their own."""
+    rates = {s: r for s, r in operator.slot_rates().items() if operator.owners.get(s) == instance}
+    for key, rate in operator.key_rates().items():
+        slot = slot_of(key, max(1, len(operator.owners)))
+        if slot in rates and operator.isolated.get(key, instance) != instance:
+            rates[slot] = max(0.0, rates[slot] - rate)
+    return rates
 
 
 def _owner(operator: OperatorView, key: Key) -> str | None:

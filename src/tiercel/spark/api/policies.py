@@ -20,7 +20,7 @@ from tiercel.control.mobility import HandOver, Mobility, Predict, Visit
 from tiercel.control.policies.named import make_policy
 from tiercel.control.policies.policy import Decide
 from tiercel.control.proposals import Decision, MoveLoad, Replace, Resize, Spread
-from tiercel.control.view import OperatorView, View
+from tiercel.control.view import BEHIND_MS, OperatorView, View
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.migration.strategies import PREDICT, STRATEGIES
 from tiercel.core.model.keys import Key, KeySet
@@ -164,9 +164,8 @@ class DeploymentPolicies:
                 self._scale(operator, tuple(i.name for i in operator.instances))
             case MoveLoad():
                 to = self._requests.destination(operator.name, proposal.to)
-                self._requests.move(
-                    operator.name, self._owners(operator.name, proposal.keys), to, "live", 0, None
-                )
+                owners = self._owners(operator.name, proposal.keys)
+                self._requests.move(operator.name, owners, to, self._strategy(operator), 0, None)
             case Replace():
                 self._requests.recover(proposal.instance, proposal.successors)
             case _:
@@ -179,10 +178,15 @@ class DeploymentPolicies:
             {key: rate for key, rate in operator.key_rates().items() if key in operator.isolated},
             {i.name: i.capacity for i in operator.instances if i.capacity is not None},
         )
-        strategy = self._strategies.get(operator.name, "live")
+        strategy = self._strategy(operator)
         measured = load if operator.arrivals > 0 else None
         spares = tuple(name for name in operator.spares if name not in instances)
         self._controller.scale(ScaleRequest(operator.name, instances, strategy, load=measured, spares=spares))
+
+    def _strategy(self, operator: OperatorView) -> str:
+        """How keys move now. A live move ends when the source has worked off what waits; `push` need not."""
+        chosen = self._strategies.get(operator.name, "live")
+        return "push" if chosen == "live" and operator.oldest_ms > BEHIND_MS else chosen
 
     def _owners(self, operator: str, keys: KeySet) -> list[tuple[str, KeySet]]:
         """Owners, each with its share of these slots or keys, as they are now."""
