@@ -176,7 +176,7 @@ class DeploymentPolicies:
             operator.arrivals,
             operator.slot_rates(),
             {key: rate for key, rate in operator.key_rates().items() if key in operator.isolated},
-            {i.name: i.capacity for i in operator.instances if i.capacity is not None},
+            self.thread.speeds.of(operator),
         )
         strategy = self._strategy(operator)
         measured = load if operator.arrivals > 0 else None

@@ -28,6 +28,7 @@ from tiercel.control.limits import Limits
 from tiercel.control.mobility import EndedHandOver, HandOver, Mobility
 from tiercel.control.policies.policy import Decide
 from tiercel.control.proposals import Decision, MoveLoad, Outcome
+from tiercel.control.speeds import Speeds
 from tiercel.control.view import View
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.model.keys import Key, KeySet
@@ -100,6 +101,7 @@ class PolicyThread:
         self._directory = deployment.directory / "policy"
         self._directory.mkdir(exist_ok=True)
         self._governor = Governor()
+        self.speeds = Speeds()  # of all instances, for the planner by load
         self._lock = threading.Lock()  # of the governor: users add policies while it decides
         self._shown: dict[str, dict[str, Any]] = {}
         self._spares: dict[tuple[str, str], int] = {}  # operator, site -> spare instances to have
@@ -182,6 +184,7 @@ class PolicyThread:
         if not self._governor.policies and not self._spares and not self._mobility:
             return
         view = self.view()
+        self.speeds.add(view)
         for operator in list(self._mobility):
             self._hand_over(operator, view)
         with self._lock:

@@ -136,6 +136,8 @@ class Watch(threading.Thread):
 def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], dict[str, Any]]:
     """One row: what was done to the deployment, and what became of every row."""
     spark = open_session("tiercel-soak", slots=options.most + 6)
+    if options.faults:
+        spark.sparkContext.setLogLevel("OFF")  # Spark prints the loss of each worker
     try:
         with tiercel.start(spark, [SITE]) as live:
             cars = live.stream("cars", INPUT, key="car")
