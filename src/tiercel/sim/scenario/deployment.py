@@ -270,7 +270,7 @@ class Deployment:
                         continue
                     if action.other == "die":
                         self.faults += 1
-                        self._let_die(process.name, f"{process.name.rpartition('#')[0]}#81")
+                        self._let_die(process.name, f"{process.name.rpartition('#')[0]}#71")
                         return effects if action.after else 0
                     self.points_hit.add((strategy, role, step, action.after))
                     self.faults += 1
