@@ -420,6 +420,21 @@ RULES: dict[str, Rule] = {
             "migration.source_instance:StateSender.stop_if_reached",
         ),
     ),
+    "R33": Rule(
+        "A unit that a checkpoint of the destination has need not be in the source's memory, only in its storage.",
+        (
+            "migration.destination_instance:StateReceiver.on_units_stored",
+            "migration.source_instance:StateSender.release",
+        ),
+    ),
+    "R34": Rule(
+        "A checkpoint has the units that are here; a router keeps the rows of the others.",
+        (
+            "migration.destination_instance:StateReceiver.uncovered_units",
+            "migration.destination_instance:StateReceiver.is_covered",
+            "instance.checkpoint_writer:CheckpointWriter.covered_positions",
+        ),
+    ),
     "R35": Rule(
         "A flip-first source stops where it is; the destination gets the rows between cut and flip first.",
         (

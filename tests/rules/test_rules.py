@@ -42,7 +42,7 @@ SEEDS_MAX = 60  # a seed that shifted a little is found again; one that did not 
 REGENERATE = "tiercel sim --mutants --seeds 400 --jobs 1 --json > tests/rules/killers.json"
 A, B = "op@a#0", "op@b#0"
 UNUSED, OTHER = "op@a#1", "op@a#2"
-RULES = {f"R{n}" for n in (*range(1, 33), 35, 36, 40, 45, 46, 47)}  # the others are not built
+RULES = {f"R{n}" for n in (*range(1, 37), 40, 45, 46, 47)}  # the others are not built
 SLOT_0 = KeySet(slots=frozenset({0}))
 
 
@@ -837,6 +837,16 @@ def test_R32_units_leave_only_once_their_cut_is_logged(mutant: str) -> None:
         driver.advance_ms(5_000)
     assert driver.statuses["m1"].phase == "done"
     assert len(driver.outputs()) == (1 if mutant else 3), "the rows behind the earlier cut are not lost"
+
+
+@mutants_of("R33")
+def test_R33_a_released_unit_can_be_sent_again(mutant: str) -> None:
+    assert_noticed(mutant)
+
+
+@mutants_of("R34")
+def test_R34_a_checkpoint_has_the_units_that_are_here_and_the_others_come_again(mutant: str) -> None:
+    assert_noticed(mutant)
 
 
 @mutants_of("R36")

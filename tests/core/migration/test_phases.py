@@ -125,7 +125,7 @@ MATRICES = {
         Prepare           | 1 2  | 2   | 3    | 4    | 5    | 6    | 7
         Adopt             | 6    | 6   | 3 7  | .    | 5 7  | late | late
         attached          | 2 6  | 2 1 | 3 1  | 4 1  | 5 1  | 6 1  | 7 1
-        restored          | 3 7  | .   | .    | .    | .    | .    | .
+        restored          | 3 6 7 | .   | .    | .    | .    | .    | .
         Shadow            | late | 2   | 3 4  | 4    | 5    | 6 7  | late
         Chunk             | late | 2 3 | 3    | 4    | 5    | 6 7  | 7
         checkpoint stored | .    | .   | .    | 4 5  | 5    | .    | 7

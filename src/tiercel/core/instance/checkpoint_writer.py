@@ -11,8 +11,8 @@ The writer takes a checkpoint at once and writes it a few keys at a time, while 
 
 Layout: ("state", slot, key, generation) own keys; ("move", move, key, generation) arriving keys, under the
 name of the move until it is done; ("routes", slot) changed routes; ("checkpoint",) positions. Of a
-key, the newest version that is not newer than the cursor counts. A checkpoint contains no incomplete key set:
-after a crash the destination receives it again.
+key, the newest version that is not newer than the cursor counts. Of an incomplete key set a checkpoint has
+the units that are here; after a crash the destination receives the others again.
 
 A move waits only for checkpoints of its own keys. A checkpoint of arrivals writes these keys, and leaves all
 other keys as the last checkpoint has them (docs/decisions/0026).
@@ -32,6 +32,7 @@ from tiercel.core.machine.step import Journal, Step
 from tiercel.core.machine.stored import CheckpointHeader, StoredIncomingMove
 from tiercel.core.migration.destination_instance import StateReceiver
 from tiercel.core.migration.source_instance import StateSender
+from tiercel.core.migration.units import unit_of
 from tiercel.core.model.keys import Key, KeySet, StateImage
 from tiercel.core.model.log import OWN, Position
 from tiercel.core.model.routing import RouteUpdate, RoutingTable, slot_of
@@ -187,6 +188,10 @@ class CheckpointWriter:
         stored = self._stored_moves.pop(move, {})
         self._dropped += [("move", move, key, generation) for key, generation in stored.items()]
 
+    def stored_generation(self, key: Key) -> int | None:
+        """The generation of the newest stored version of an own key; None if there is none."""
+        return self._stored.get(key)
+
     def found(self, move: str | None, key: Key, generation: int) -> None:
         """Record a version that counts, which the loader has found: of an own key or of a move's key."""
         (self._stored if move is None else self._stored_moves.setdefault(move, {}))[key] = generation
@@ -293,13 +298,19 @@ class CheckpointWriter:
         stored = self._stored_moves.setdefault(move, {})
         taken.of_moves.append((move, stored))
         pending: dict[Key, KeyState] = {}
+        later: list[Key] = []  # rows of theirs wait: the checkpoint has nothing of their units
+        missing, slots = receiver.uncovered_units(), self.instance.operator.slots
         for key in receiver.space.keys if first else receiver.space.dirty:
+            if missing and unit_of(key, slots) in missing:
+                later.append(key)
+                continue
             state = receiver.space.keys.get(key)
             if state is not None and not state.empty:
                 pending[key] = state
             elif key in stored:
                 taken.deletes.append(("move", move, key, stored.pop(key)))
         receiver.space.dirty.clear()
+        receiver.space.dirty.update(dict.fromkeys(later))
         look = self._look(taken, position[1], stored, lambda key, _: ("move", move, key))
         self._watch(taken, receiver.space.watch, pending, look)
 
@@ -420,7 +431,9 @@ class CheckpointWriter:
         for image in cursor.incoming_moves:
             receiver = instance.receivers.get(image.move)
             if receiver is not None:
-                receiver.on_checkpoint_stored(step, image.position)
+                receiver.on_units_stored(step, image.missing)
+                if not image.missing:
+                    receiver.on_checkpoint_stored(step, image.position)
         if taken.halting:
             instance.exit(step, "halted for " + taken.halting)
         elif again := CheckpointScope.EVERYTHING if instance.halting else self._again:
@@ -428,8 +441,11 @@ class CheckpointWriter:
             self._take(step, again)
 
     def covered_positions(self, cursor: CheckpointHeader) -> dict[str, Position]:
-        """The position of each incoming move: it reads another log, or lags behind the own keys."""
-        return {image.move: image.position for image in cursor.incoming_moves}
+        """The position of each incoming move: it reads another log, or lags behind the own keys.
+
+        Rule R34: a move with missing units has none. Their rows are not covered, and come again.
+        """
+        return {image.move: image.position for image in cursor.incoming_moves if not image.missing}
 
     # -- after the cursor is stored ------------------------------------------------------------
 

@@ -479,6 +479,12 @@ class Instance:
     def after_next_checkpoint(self, step: Step, message: m.Message) -> None:
         self.checkpointer.notify_after_next(step, message)
 
+    def stored_generation(self, key: Key) -> int | None:
+        """The generation of the stored version of a key, if a finished checkpoint has its last change."""
+        generation = self.checkpointer.stored_generation(key)
+        covered = generation is not None and generation <= self.space.memory_limit.covered
+        return generation if covered and key not in self.space.dirty else None
+
     def drop_stored_move(self, move: str) -> None:
         self.checkpointer.drop_move(move)
 

@@ -110,6 +110,7 @@ class StoredIncomingMove(msgspec.Struct, frozen=True):
     withheld: list[tuple[int, Output]]  # withheld outputs: no replay would produce them again
     withheld_dead_letters: list[tuple[int, Output]]
     renewed: list[tuple[int, RouteUpdate]] = []  # takeovers since the adoption, by their offset
+    missing: list[int] = []  # units without their state or some of their rows: nothing of them is stored
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True):

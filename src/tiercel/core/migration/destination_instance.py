@@ -27,6 +27,7 @@ from tiercel.core.errors import CoreBug
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import StoredIncomingMove
+from tiercel.core.migration.catch_up import CatchUp, Item, LogWatermarks
 from tiercel.core.migration.instance_port import CallResult, InstancePort
 from tiercel.core.migration.phases import (
     DESTINATION_INSTANCE,
@@ -58,46 +59,6 @@ from tiercel.core.state.table import StateTable, no_epoch
 
 NEWEST = 1 << 60  # behind every entry
 CONTROLS_MAX = 1_024  # ticks and watermarks that keys which catch up pass by in one slice
-
-Item = tuple[Position, int, list[Row], Control | None]  # position, time, rows, control
-
-
-class CatchUp:
-    """The waiting rows of one key whose state is here, to be merged with the waiting ticks and watermarks."""
-
-    __slots__ = ("items", "marks", "next_control")
-
-    def __init__(self, held: list[Item]) -> None:
-        self.items: deque[Item] = deque(held)
-        self.marks = LogWatermarks(-1, -1)
-        self.next_control = 0
-
-    def next_item(self, controls: list[Item]) -> Item | None:
-        """The next row or control in the order of the logs; None if there is none."""
-        control = controls[self.next_control] if self.next_control < len(controls) else None
-        if control is not None and (not self.items or control[0] < self.items[0][0]):
-            self.next_control += 1
-            return control
-        return self.items.popleft() if self.items else None
-
-    def is_over(self, controls: list[Item]) -> bool:
-        return not self.items and self.next_control >= len(controls)
-
-
-class LogWatermarks:
-    """The watermarks of the source's log and of this site's log, at the current position."""
-
-    __slots__ = ("own_ms", "shadow_ms")
-
-    def __init__(self, shadow_ms: int, own_ms: int) -> None:
-        self.shadow_ms, self.own_ms = shadow_ms, own_ms
-
-    def pass_by(self, position: Position, control: Control | None) -> None:
-        if isinstance(control, Watermark):
-            if position[0] == SHADOW:
-                self.shadow_ms = max(self.shadow_ms, control.value_ms)
-            else:
-                self.own_ms = max(self.own_ms, control.value_ms)
 
 
 class StateReceiver:
@@ -140,6 +101,10 @@ class StateReceiver:
         self.withheld: list[tuple[int, Output]] = []  # (stage, output), until the receiver may emit
         self.withheld_dead_letters: list[tuple[int, Output]] = []
         self._missing_seen = -1
+        self.processed: Position = (SHADOW, -1)  # of the units that are here
+        self.covered: Position = (SHADOW, -1)  # by the checkpoint that this incarnation has loaded
+        self.covered_units: frozenset[Unit] = frozenset()  # that were here then
+        self.durable_units: set[Unit] = set()  # the source need not keep them in memory
         self.renewed: list[tuple[int, RouteUpdate]] = []  # takeovers since the adoption, by their offset
         self.touched: set[Key] = set()
         self._arrivals_ms: list[tuple[float, int]] = []  # of chunks, each with its number of units
@@ -179,6 +144,7 @@ class StateReceiver:
 
     def to_stored(self, position: Position) -> StoredIncomingMove:
         """The part of this move that a checkpoint stores in addition to its keys."""
+        missing = self.uncovered_units()
         return StoredIncomingMove(
             self.move,
             self.keys,
@@ -192,17 +158,37 @@ class StateReceiver:
             self.marks.own_ms,
             dict(self.floor_wm),
             dict(self.at),
-            list(self.withheld),
-            list(self.withheld_dead_letters),
+            self._withheld_of(self.withheld, missing),
+            self._withheld_of(self.withheld_dead_letters, missing),
             list(self.renewed),
+            sorted(missing),
         )
+
+    def uncovered_units(self) -> set[Unit]:
+        """Rule R34: a checkpoint has the units that are here, with all of their rows up to its position."""
+        slots = self.space.slots
+        return self.missing.union(unit_of(key, slots) for key in self.catching_up)
+
+    def _withheld_of(self, withheld: list[tuple[int, Output]], but: set[Unit]) -> list[tuple[int, Output]]:
+        if not but:
+            return list(withheld)
+        return [(s, o) for s, o in withheld if unit_of(o.key, self.space.slots) not in but]
 
     @classmethod
     def restored(cls, step: Step, instance: InstancePort, stored: StoredIncomingMove) -> StateReceiver:
-        """A move from a checkpoint, with the state of every key. The router knows whether it voted."""
+        """A move from a checkpoint. The router knows whether it voted.
+
+        If units are missing, it sends all rows of the keys again; those that are covered are skipped.
+        """
         receiver = cls(instance, stored.move, stored.keys, stored.source, stored.strategy, stored.epochs)
-        receiver.missing = set()
-        if stored.position[0] == OWN:
+        receiver.covered_units = frozenset(receiver.missing.difference(stored.missing))
+        receiver.missing = set(stored.missing)
+        if receiver.missing and stored.adopt is not None:
+            receiver.covered = receiver.processed = (stored.position[0], stored.position[1])
+            receiver.own_position, receiver.flip_offset = stored.adopted_at, stored.adopt.flip_offset
+            receiver.durable_units.update(receiver.covered_units)
+            receiver.behind_shadow.extend(receiver.passed_by(stored.adopt, stored.adopted_at))
+        elif stored.position[0] == OWN:
             receiver.own_position, receiver.shadow_position = stored.position[1], 1 << 60
         else:
             receiver.shadow_position = stored.position[1]
@@ -213,8 +199,9 @@ class StateReceiver:
         receiver.at = {k: (p[0], p[1]) for k, p in stored.at.items()}
         receiver.adopt, receiver.adopted_at = stored.adopt, stored.adopted_at
         receiver.renewed = [(offset, update) for offset, update in stored.renewed]
-        owned = stored.adopt is not None
-        receiver.become(step, DestinationInstancePhase.ADOPTED if owned else DestinationInstancePhase.IN_STEP)
+        phases = DestinationInstancePhase
+        owned = phases.ADOPTED_RECEIVING if receiver.missing else phases.ADOPTED
+        receiver.become(step, phases.IN_STEP if stored.adopt is None else owned)
         return receiver
 
     def epoch_of(self, key: Key) -> int:
@@ -374,7 +361,8 @@ class StateReceiver:
             return
         owned = self.phase is DestinationInstancePhase.ADOPTED_RECEIVING
         early = STRATEGIES[self.strategy].freezes and not owned  # Adopt is still to come
-        if early or (owned and (self.adopt is None or self.stalled)):
+        waiting = self.adopt is None or self.stalled or self.behind_shadow or not self.shadow_ended
+        if early or (owned and waiting):
             return
         self.controls.clear()
         self.become(step, DestinationInstancePhase.ADOPTED if owned else DestinationInstancePhase.IN_STEP)
@@ -394,6 +382,7 @@ class StateReceiver:
             self.shadow_position = offset
             self._take(step, item)
             self._end_shadow()
+            self._finish_if_complete(step)
         else:
             self.own_position = offset
             if self.shadow_ended:
@@ -452,12 +441,18 @@ class StateReceiver:
         if isinstance(control, Adopt):
             self._own(step, control)
             return
+        covered = self.is_covered(position)
+        if not covered:
+            self.processed = position
         if isinstance(control, TakenOver):
-            self.renew(position[1], control)
+            if not covered:
+                self.renew(position[1], control)
             return
         if control is not None:
             if not self.complete:
                 self.hold_control(item)
+            if covered:
+                return
             self.marks.pass_by(position, control)
             for key in self.space.due(self._due(position, time_ms, control)):
                 if position <= self.at.get(key, (SHADOW, -1)) or key in self.catching_up:
@@ -470,13 +465,19 @@ class StateReceiver:
         for row in rows:
             by_key.setdefault(row[0], []).append(row)
         for key, of_key in by_key.items():
-            unit = unit_of(key, self.space.slots) if self.missing else -1
+            unit = unit_of(key, self.space.slots) if self.missing or covered else -1
+            if covered and unit in self.covered_units:
+                continue
             if unit in self.missing:
                 self.hold(unit, key, (position, time_ms, of_key, None))
             elif key in self.catching_up:
                 self.catching_up[key].items.append((position, time_ms, of_key, None))
             else:
                 self._call(key, of_key, position, time_ms, self.marks)
+
+    def is_covered(self, position: Position) -> bool:
+        """Rule R34: a restored unit has the rows up to the position of its checkpoint; they come again."""
+        return position <= self.covered
 
     def renew(self, offset: int, taken_over: TakenOver) -> None:
         """This instance has replaced a dead destination: from here on the keys have the epochs of that."""
@@ -517,6 +518,13 @@ class StateReceiver:
         self._vote(step)
         if self.may_settle(covered):
             self.instance.tell(step, m.DestinationCheckpointed(self.move))
+
+    def on_units_stored(self, step: Step, missing: list[Unit]) -> None:
+        """Rule R33: a checkpoint has all units but these. The source need not keep the others in memory."""
+        stored = units_of(self.keys, self.space.slots).difference(missing, self.durable_units)
+        if stored and STRATEGIES[self.strategy].freezes:
+            self.durable_units |= stored
+            step.send(self.source, m.UnitReceipt(self.move, 0, [], sorted(stored)))
 
     def may_vote(self, covered: Position) -> bool:
         """The vote requires a checkpoint of every key as of Compare or later."""
@@ -649,7 +657,7 @@ class StateReceiver:
         self._finish_if_complete(step)
 
     def _own(self, step: Step, adopt: Adopt) -> None:
-        self.adopt = adopt
+        self.adopt, self.processed = adopt, (OWN, self.adopted_at)
         if not STRATEGIES[self.strategy].freezes:
             self.become(step, DestinationInstancePhase.ADOPTED)
         self.marks.own_ms = max(self.marks.own_ms, adopt.own_watermark_ms)
@@ -664,10 +672,14 @@ class StateReceiver:
 
         When the move is done, the site's promise covers these keys. Their outputs must precede it.
         """
-        ahead = adopt.own_watermark_ms > adopt.watermark_ms
-        if ahead:
-            passed = Watermark(adopt.own_watermark_ms)
-            self._process(step, ((OWN, self.adopted_at), adopt.time_ms, [], passed))
+        for item in self.passed_by(adopt, self.adopted_at):
+            self._process(step, item)
+
+    def passed_by(self, adopt: Adopt, offset: int) -> list[Item]:
+        """The watermark of our log at the adoption, if it is ahead of that of the source's log."""
+        if adopt.own_watermark_ms <= adopt.watermark_ms:
+            return []
+        return [((OWN, offset), adopt.time_ms, [], Watermark(adopt.own_watermark_ms))]
 
     def end(self, step: Step) -> None:
         """End the move here and release its memory now, not at the next garbage collection."""
@@ -677,6 +689,8 @@ class StateReceiver:
 
     def checkpoint_position(self) -> Position | None:
         """The position that a checkpoint may claim now; None while rows are held."""
+        if self.phase is DestinationInstancePhase.ADOPTED_RECEIVING and self.adopt is not None:
+            return self.processed
         waiting = self.stalled or self.behind_shadow or self.phase in INCOMPLETE
         return self.position if not waiting else None
 

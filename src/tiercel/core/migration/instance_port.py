@@ -94,6 +94,10 @@ class InstancePort(Protocol):
         """Send its router a message once the next full checkpoint is stored."""
         ...
 
+    def stored_generation(self, key: Key) -> int | None:
+        """The generation of the stored version of a key, if a finished checkpoint has its last change."""
+        ...
+
     def drop_stored_move(self, move: str) -> None:
         """Delete the stored keys of a move with the next checkpoint."""
         ...

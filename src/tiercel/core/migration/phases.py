@@ -424,7 +424,7 @@ def _destination_instance() -> Role[DestinationInstancePhase]:
             Row(absent, "Prepare", (absent, receiving)),  # absent: it is about to restart; asked again
             Row(absent, "Adopt", (early,)),
             Row(absent, "attached", (receiving, early)),  # receiving: flip first, and Adopt is still to come
-            Row(absent, "restored", (in_step, adopted)),
+            Row(absent, "restored", (in_step, early, adopted)),
             *(Row(phase, "Prepare", (phase,)) for phase in present),  # the answer was lost
             Row(receiving, "Shadow", (receiving,)),
             Row(in_step, "Shadow", (in_step, comparing)),  # Compare comes in the shadow

@@ -268,13 +268,15 @@ class StateSender:
     def release(self, units: Iterable[Unit]) -> None:
         """Rule R33: a unit that is durable at the destination need not be in memory here.
 
-        Its stored version stays until Forget, so a key that is not stored yet stays, too.
+        The stored version stays until Forget, and can be sent again: an older incarnation of the destination
+        may have reported the unit. A key that is not stored stays in memory.
         """
         if self.queue is not None and self.phase is SourceInstancePhase.DRAINED:
-            for key in self.queue.release(units):
-                if key in self.retained_state and key not in self.instance.space.dirty:
+            for key in [key for unit in units for key in self.queue.keys.get(unit, ())]:
+                generation = self.instance.stored_generation(key)
+                if self.retained_state.get(key) is not None and generation is not None:
                     self.retained_state[key] = None
-                    self.retained_at.pop(key, None)
+                    self.retained_at[key] = generation
 
     def on_request(self, step: Step, request: m.UnitRequest) -> None:
         """Send these units next, again if the destination has lost them."""

@@ -74,10 +74,6 @@ class UnitQueue:
                 self._left[unit] = self.keys[unit][::-1]
         self._sorted = False
 
-    def release(self, units: Iterable[Unit]) -> list[Key]:
-        """Forget units that nobody requests any more; returns their keys."""
-        return [key for unit in units if unit not in self._left for key in self.keys.pop(unit, ())]
-
     def reorder(self) -> None:
         """Sort the queue again before its next unit: the facts have changed."""
         self._sorted = False

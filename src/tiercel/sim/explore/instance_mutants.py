@@ -117,6 +117,22 @@ def _adopted_is_enough(original: Any) -> Any:
     return lambda self: original(self) or self.adopt is not None
 
 
+def _all_positions(original: Any) -> Any:
+    return lambda self, cursor: {image.move: image.position for image in cursor.incoming_moves}
+
+
+def _forgets_released(original: Any) -> Any:
+    """The source forgets units that an incarnation of the destination has reported as durable."""
+
+    def broken(self: StateSender, units: Any) -> None:
+        original(self, units)
+        if self.queue is not None:
+            for unit in units:
+                self.queue.keys[unit] = []
+
+    return broken
+
+
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "changed-keys-from-the-copy": (Patch(StandbySender, "is_unchanged", instead(True)),),
     "copy-of-another-session": (Patch(StandbyCopy, "is_of", instead(True)),),
@@ -125,6 +141,10 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "checkpoint-with-holes": (
         Patch(StateReceiver, "checkpoint_position", lambda _: lambda self: self.position),
     ),
+    "missing-units-claimed": (Patch(StateReceiver, "uncovered_units", lambda _: lambda self: set()),),
+    "covered-rows-again": (Patch(StateReceiver, "is_covered", instead(False)),),
+    "rows-of-missing-units-deleted": (Patch(CheckpointWriter, "covered_positions", _all_positions),),
+    "released-units-forgotten": (Patch(StateSender, "release", _forgets_released),),
     "checkpoint-ahead-of-log": (Patch(CheckpointWriter, "may_store", instead(True)),),
     "checkpoint-of-changed-keys": (Patch(CheckpointWriter, "_watch", _unwatched),),
     "unfinished-checkpoint-counts": (Patch(checkpoint_loader, "is_covered", instead(True)),),

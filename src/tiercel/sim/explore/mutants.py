@@ -60,6 +60,11 @@ DEAD_SOURCES = {
 DEAD_DESTINATIONS = {**DEAD_SOURCES, "kinds": ("listing", "sessions", "windows")}
 DEAD_RESTARTS = {**DEAD_SOURCES, "strategies": ("restart",)}
 SCALED_DEAD = {"features": ("dead-for-good",), "feature_share": 1.0, "scales": True, "faults": ("crash",)}
+UNITS = {
+    **{"features": ("large-state",), "feature_share": 1.0, "strategies": ("pause", "push", "fetch")},
+    **{"faults": ("crash", "step"), "chain": (1,), "move_slots_max": 16},
+}
+ZOMBIES = {**UNITS, "faults": ("zombie", "crash")}
 LIMITS = {"features": ("small-limits", "slow-consumers"), "feature_share": 1.0}
 OUTPUTS = {"features": ("short-output-logs",), "feature_share": 1.0}
 WRONG_CLOCKS = {"features": ("wrong-clocks",), "feature_share": 1.0, "sites_min": 2}
@@ -273,6 +278,14 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 MUTANTS |= {
+    "missing-units-claimed": Mutant(
+        "R34", "a checkpoint claims units whose state or rows are missing", UNITS
+    ),
+    "covered-rows-again": Mutant("R34", "rows that a restored unit has are processed again", UNITS),
+    "rows-of-missing-units-deleted": Mutant(
+        "R34", "a router deletes rows of units that a checkpoint does not have", UNITS
+    ),
+    "released-units-forgotten": Mutant("R33", "a source cannot send a unit again that was durable", ZOMBIES),
     "server-not-announced": Mutant(
         "R36", "a destination asks the dead source of a move for its units", DEAD_SOURCES
     ),
