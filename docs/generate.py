@@ -421,7 +421,7 @@ RULES: dict[str, Rule] = {
         ),
     ),
     "R33": Rule(
-        "A unit that a checkpoint of the destination has need not be in the source's memory, only in its storage.",
+        "The source keeps a unit that is durable at the destination only in its storage, until Forget.",
         (
             "migration.destination_instance:StateReceiver.on_units_stored",
             "migration.source_instance:StateSender.release",
