@@ -11,7 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from tiercel.core.instance.bundle_calls import BundleCalls
-from tiercel.core.model.bundle import bundled, is_bundle, opened
+from tiercel.core.model.bundle import MalformedBundle, bundled, is_bundle, opened
 from tiercel.core.model.log import Output
 from tiercel.core.model.row_batch import count_rows
 from tiercel.core.model.topology import Operator, Topology
@@ -19,7 +19,7 @@ from tiercel.spark.operators.folds import Fold
 from tiercel.spark.rows.bundles import Bundler, slots_of
 from tiercel.spark.rows.row_codec import RowCodec
 from tiercel.spark.sources.stream_reader import in_batches
-from tiercel.testing.trial import DEAD_LETTERS, SLOTS, Trial
+from tiercel.testing.trial import DEAD_LETTERS, OPERATOR, SITE, SLOTS, Trial
 
 SCHEMA = "sensor bigint, value double"
 AVERAGED = "sensor bigint, count bigint, average double"
@@ -175,15 +175,14 @@ def test_a_row_that_does_not_fit_becomes_a_dead_letter_and_its_bundle_does_not()
     assert len(trial.driver.outputs(DEAD_LETTERS)) == 1
 
 
-def test_a_bundle_that_cannot_be_read_is_a_dead_letter_and_the_others_go_on() -> None:
+def test_a_frame_with_a_bundle_that_cannot_be_read_is_refused_and_changes_nothing() -> None:
     trial = trial_of("processor")
     bundles = bundled([trial.columns.pack((n, 1.0)) for n in range(20)], SLOTS, SLOTS // 4, timed=False)
-    lost = count_rows(bundles[:1])
     key, at, payload = bundles[0]
-    trial._produce([(key, at, payload[:-3]), *bundles[1:]])
-    assert len(trial.outputs()) == 20 - lost
-    (dead,) = trial.driver.outputs(DEAD_LETTERS)
-    assert "cannot be read" in dead.row[2][0]
+    with pytest.raises(MalformedBundle, match="cannot be read"):
+        trial._produce([(key, at, payload[:-3]), *bundles[1:]])
+    assert trial.outputs() == []
+    assert trial.driver.log(SITE, OPERATOR) == []
 
 
 # -- packing ------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tiercel.core.model.bundle import (
     are_apart,
     bundle,
     bundled,
+    check_bundles,
     entries_of,
     is_bundle,
     keys_of,
@@ -165,6 +166,24 @@ def test_a_bundle_with_fewer_rows_than_it_says_is_refused() -> None:
     key, at, payload = bundled(encoded([(b"a", 0, 1)]), SLOTS, SLOTS, timed=False)[0]
     with pytest.raises(MalformedBundle, match="2 rows"):
         open_bundle((key, at, payload[:5] + b"\x02" + payload[6:]))
+
+
+@given(ROWS, st.integers(1, SLOTS), st.booleans())
+def test_every_bundle_that_is_made_passes_the_check(
+    made: list[tuple[bytes, int, Any]], width: int, timed: bool
+) -> None:
+    check_bundles(bundled(encoded(made), SLOTS, width, timed=timed))
+    check_bundles(encoded(made))
+
+
+@given(st.data())
+def test_a_bundle_that_is_cut_or_has_another_count_does_not_pass(data: st.DataObject) -> None:
+    rows = encoded([(encode((n,)), n, n) for n in range(20)])
+    key, at, payload = bundled(rows, SLOTS, SLOTS, timed=True)[0]
+    cut = data.draw(st.integers(0, len(payload) - 1))
+    for broken in (payload[:cut], payload[:5] + b"\x13" + payload[6:], payload + b"\x90", (0, payload)):
+        with pytest.raises(MalformedBundle):
+            check_bundles([(key, at, broken)])
 
 
 def test_frames_with_few_rows_make_no_bundles() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from machines_in_memory import SmallDeployment, key_in
+from tiercel.core.model.bundle import bundled, is_bundle
 from tiercel.core.model.log import Row
 from tiercel.core.model.routing import slot_of
 from tiercel.core.model.row_batch import in_runs
@@ -112,3 +113,19 @@ def test_a_router_reports_the_keys_that_it_sends_on_and_what_waits_for_its_insta
     assert at_b.readers["op@b#0"].lag_rows == 0
     assert at_b.readers["op@b#0"].oldest_at_ms == 0
     assert driver.machines["a"].loads()["op"].sent_on == [], "each report once"
+
+
+def test_a_heavy_key_is_found_within_bundles() -> None:
+    sample = LoadSample(SLOTS)
+    singles = [row(b"hot" if n % 4 == 0 else b"k%d" % (n % 900)) for n in range(6_000)]
+    rows = [
+        each for n in range(0, 6_000, 500) for each in bundled(singles[n : n + 500], SLOTS, 16, timed=True)
+    ]
+    for _ in range(30):
+        sample.count(rows, 6_000)
+        slots, keys = sample.each_second()
+    assert keys[0][0] == b"hot"
+    assert keys[0][1] == pytest.approx(6_000 / 4, rel=0.3)
+    assert max(slots, key=lambda slot: slots[slot]) == slot_of(b"hot", SLOTS)
+    sample.count([row(b"one"), *rows, row(b"two")], 6_002)
+    assert all(not is_bundle(key) for key, _ in sample.each_second()[1])

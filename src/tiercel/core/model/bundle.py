@@ -46,6 +46,7 @@ _key_of = itemgetter(0)
 _encode = msgspec.msgpack.Encoder().encode
 _Body = tuple[list[bytes], list[int], list[msgspec.Raw], list[bytes], list[int]]
 _decode = msgspec.msgpack.Decoder(_Body).decode
+_skip = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw, msgspec.Raw, msgspec.Raw]).decode
 _decode_keys = msgspec.msgpack.Decoder(tuple[list[bytes], Any, msgspec.Raw, msgspec.Raw, msgspec.Raw]).decode
 
 
@@ -196,6 +197,37 @@ def contents(payload: Any) -> Contents:
     ):
         raise MalformedBundle(f"a bundle of {count} rows has {len(keys)} keys and {len(raws)} payloads")
     return Contents(keys, times, [bytes(raw) for raw in raws], of, numbers)
+
+
+def check_bundles(rows: Iterable[Row]) -> None:
+    """Raise MalformedBundle for a bundle that its readers could not take apart; its rows are skipped over."""
+    for row in rows:
+        if is_bundle(row[0]):
+            payload = row[2]
+            if type(payload) is not bytes or len(payload) <= HEAD_BYTES or payload[:2] != MARK:
+                raise MalformedBundle(f"a bundle without rows: {payload!r:.40}")
+            slots, of_bundle = range_of(row[0])
+            try:
+                columns = [
+                    bytes(memoryview(column)[:5]) for column in _skip(memoryview(payload)[HEAD_BYTES:])
+                ]
+            except (msgspec.DecodeError, TypeError) as error:
+                raise MalformedBundle(f"a bundle of {len(payload)} bytes cannot be read: {error}") from error
+            keys, times, payloads, of, numbers = map(_length, columns)
+            count = count_of(payload)
+            fits = {keys, payloads} == {count} and {times, of, numbers} <= {0, count}
+            if not fits or not count or not of_bundle or of_bundle.stop > slots:
+                raise MalformedBundle(f"a bundle of {count} rows has {keys} keys and {payloads} payloads")
+
+
+def _length(column: bytes) -> int:
+    """The length of a MessagePack array, by its head; -1: it is none."""
+    first = column[0]
+    if first & 0xF0 == 0x90:
+        return first & 0x0F
+    return (
+        int.from_bytes(column[1:3]) if first == 0xDC else int.from_bytes(column[1:5]) if first == 0xDD else -1
+    )
 
 
 def keys_of(row: Row) -> list[Key]:

@@ -21,6 +21,7 @@ from tiercel.core.logs.inbox import Inbox
 from tiercel.core.logs.output_log import OutputLog
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
+from tiercel.core.model.bundle import check_bundles
 from tiercel.core.model.log import Output
 from tiercel.core.model.topology import site_of
 from tiercel.core.router.moves import Moves
@@ -81,6 +82,7 @@ class BatchIntake:
 
     def _on_frame(self, step: Step, sender: str, message: m.BatchFrame) -> None:
         task = message.task
+        check_bundles(message.rows)
         found = self._table_of(task)
         if found is None:
             return  # the connection has changed: the task begins again

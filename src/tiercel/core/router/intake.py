@@ -9,7 +9,7 @@ from __future__ import annotations
 from tiercel.core import messages as m
 from tiercel.core.logs.site_outbox import FrameId, InboundFrame
 from tiercel.core.machine.step import Step
-from tiercel.core.model.bundle import newest_ms
+from tiercel.core.model.bundle import check_bundles, newest_ms
 from tiercel.core.model.log import Output, Row, mobile_origin
 from tiercel.core.router.device_rows import DeviceRows
 from tiercel.core.router.forwarding import Forwarding
@@ -38,6 +38,7 @@ class Intake:
     def on_produce(self, step: Step, sender: str, message: m.Produce) -> None:
         facts = self.state.topology.streams.get(message.stream)
         self._devices.check(facts, message)
+        check_bundles(message.rows)
         if self.state.producers.accept(step, message.producer, message.seq):
             source = message.producer
             mark = message.watermark_ms  # of a batch in several frames, which share one watermark

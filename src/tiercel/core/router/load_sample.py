@@ -84,7 +84,7 @@ class LoadSample:
     def count(self, rows: list[Row], count: int) -> None:
         """Count rows that enter, `count` of them with those inside row batches."""
         self.entered += count
-        if is_bundle(rows[0][0]):
+        if rows and (is_bundle(rows[0][0]) or is_bundle(rows[-1][0])):
             self._count_bundles(rows)
             return
         self._until_next -= len(rows)
@@ -103,7 +103,8 @@ class LoadSample:
         place = len(rows) + self._until_next - 1
         while place < len(rows):
             row = rows[place]
-            self._add(row[0], count_rows([row]) * self._stride)
+            key = keys_of(row)[0] if is_bundle(row[0]) else row[0]  # a bundle between other rows
+            self._add(key, count_rows([row]) * self._stride)
             place += self._stride
         self._until_next = place - len(rows) + 1
 
