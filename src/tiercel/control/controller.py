@@ -182,7 +182,7 @@ class Controller:
 
     def recover(self, instance: str, successors: tuple[str, ...], now_ms: float) -> tuple[str, list[Effect]]:
         """Let successors take over a dead instance, each a share of its slots; returns the recovery name."""
-        operator = self.topology.operator(operator_of(instance))
+        self.topology.operator(operator_of(instance))
         if any(known.instance == instance for known in self.recoveries.values()):
             what = f"{instance!r} is being recovered"
             raise InvalidRequest(what, "expected one recovery at a time", "wait until that has ended")
@@ -191,7 +191,6 @@ class Controller:
         for successor in successors:
             self._end_retirement(step, successor)
         self._keep(step, RecoveryRequest(name, instance, successors))
-        self._scale_without(step, operator.name, instance, successors)
         self._pursue(step)
         step.timer(Timer(TimerKind.RETRY), now_ms + self.settings.retry_ms)
         return name, self.journal.commit(step)
@@ -230,6 +229,7 @@ class Controller:
             self._end_recovery(step, request)
         elif not request.given:
             self._keep(step, msgspec.structs.replace(request, given=True))
+            self._scale_without(step, operator_of(request.instance), request.instance, request.successors)
             for other in list(self.recoveries.values()):  # whose successor it was: it need not run any more
                 if request.instance in other.successors:
                     left = tuple(name for name in other.successors if name != request.instance)
@@ -410,7 +410,9 @@ class Controller:
 
     def _scale_on(self, step: Step) -> None:
         for request in list(self.scales.values()):
-            if not self.sites_concerned(request) <= self.sites_reported:
+            taken_over = [r for r in self.recoveries.values() if operator_of(r.instance) == request.operator]
+            waits = any(not r.given for r in taken_over)  # else it would start the successors too early
+            if waits or not self.sites_concerned(request) <= self.sites_reported:
                 continue
             missing = [i for i in request.instances if i not in self.running]
             for instance in missing:
