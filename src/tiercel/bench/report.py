@@ -30,6 +30,7 @@ from tiercel.errors import UserError
 
 Line = dict[str, Any]  # one row of results: column -> value
 
+COLUMNS_MAX = 14  # of a table that stands
 LOOK_S = 2.0  # between two samples of CPU use
 
 
@@ -226,12 +227,25 @@ def _print_table(name: str, lines: list[Line]) -> None:
     console = Console(width=None if Console().is_terminal else 160)
     for columns in dict.fromkeys(tuple(line) for line in lines):
         table = Table(title=name)
+        if len(columns) > COLUMNS_MAX:
+            _print_lying(console, table, columns, [line for line in lines if tuple(line) == columns])
+            continue
         for column in columns:
             table.add_column(column, justify="left" if column == columns[0] else "right")
         for line in lines:
             if tuple(line) == columns:
                 table.add_row(*(_shown(line[column]) for column in columns))
         console.print(table)
+
+
+def _print_lying(console: Console, table: Table, columns: Sequence[str], lines: list[Line]) -> None:
+    """A table of many columns lies down: one line for each figure, one column for each row."""
+    table.add_column(columns[0])
+    for line in lines:
+        table.add_column(_shown(line[columns[0]]), justify="right")
+    for column in columns[1:]:
+        table.add_row(column, *(_shown(line[column]) for line in lines))
+    console.print(table)
 
 
 def _shown(value: Any) -> str:
