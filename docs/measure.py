@@ -29,7 +29,7 @@ PICTURES = ROOT / "docs" / "pictures"
 DRAWN = ROOT / "out" / "measured"  # commands draw there; the newest picture becomes docs/measured/NAME.png
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "apps.md")
 TIERCEL = [sys.executable, "-m", "tiercel"]
-NEXMARK = {f"q{n}": 300_000 for n in range(1, 9)} | {"q7-drrs": 100_000, "q8-drrs": 40_000}  # query -> events
+NEXMARK = {f"q{n}": 200_000 for n in range(1, 9)} | {"q7-drrs": 100_000, "q8-drrs": 40_000}  # query -> events
 SCALED = ("q3", "q5", "q8")
 TOLL = {  # change -> rates: 1,700 a second are one expressway
     "none": (1_700, 6_800, 10_200, 13_600, 17_000),
