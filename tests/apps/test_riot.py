@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 
 from tiercel import UserError
-from tiercel.apps.app import parse_options
-from tiercel.apps.riot import chained, tasks
+from tiercel.apps.app import POSITION, parse_options
+from tiercel.apps.riot import chained, oracle, tasks
 from tiercel.apps.riot.app import RiotApp, RiotOptions
 from tiercel.apps.riot.generator import BASE, DATASETS, MESSAGE, Messages
 from tiercel.spark.operators.folds import Fold
@@ -140,6 +141,21 @@ def test_the_kalman_filter_comes_close_to_a_constant_and_the_line_predicts_it() 
     assert [(row.n, row["mean"]) for row in line] == [
         (n, pytest.approx(3.0 * (n + 5.5))) for n in (11, 12, 13)
     ]
+
+
+@pytest.mark.parametrize("count", [0, 3, 10, 11, 40])
+def test_the_oracle_predicts_what_the_filter_and_the_line_predict(count: int) -> None:
+    values = np.random.default_rng(count).normal(20, 5, count)
+    rows = [observation(float(value), n) for n, value in enumerate(values)]
+    filtered = stepped(tasks.kalman, (0, 0.0, tasks.FIRST_ERROR), rows, tasks.OBSERVATION, (1, 2))
+    wanted = stepped(tasks.regress, ([],), filtered, tasks.FILTERED, (0, 1))
+    group = pd.DataFrame(rows, columns=parse_ddl(tasks.OBSERVATION).names).astype(
+        {"at": "datetime64[ns, UTC]"}
+    )
+    found = oracle._predictions(group.assign(**{POSITION: range(count)}))
+    assert list(found["n"]) == [row[2] for row in wanted]
+    assert list(found["mean"]) == pytest.approx([row[3] for row in wanted])
+    assert str(found["at"].dtype).startswith("datetime64")  # also without rows: Arrow would refuse it
 
 
 def test_loglog_estimates_the_number_of_sensors() -> None:

@@ -148,14 +148,14 @@ def _predictions(group: pd.DataFrame) -> pd.DataFrame:
         gain = error / (error + 0.32)
         estimate, error = estimate + gain * (value - estimate), error * (1 - gain)
         filtered.append(estimate)
-    names = ["sensor", "field", "n", "mean", "at"]
-    if len(filtered) <= 10:
-        return pd.DataFrame({name: [] for name in names})
-    windows = np.lib.stride_tricks.sliding_window_view(np.array(filtered), 10)[1:]
-    slopes, starts = np.polyfit(np.arange(10), windows.T, 1)  # a line through each ten
-    ahead = starts + slopes * np.arange(10, 20).mean()
-    columns = [group["sensor"].iloc[10:], group["field"].iloc[10:], np.arange(11, len(filtered) + 1), ahead]
-    return pd.DataFrame(dict(zip(names, [*columns, group["at"].iloc[10:]], strict=True)))
+    ahead = np.empty(0)
+    if len(filtered) > 10:
+        windows = np.lib.stride_tricks.sliding_window_view(np.array(filtered), 10)[1:]
+        slopes, starts = np.polyfit(np.arange(10), windows.T, 1)  # a line through each ten
+        ahead = starts + slopes * np.arange(10, 20).mean()
+    rest = group.iloc[10:]
+    found = {"sensor": rest["sensor"], "field": rest["field"], "n": 11 + np.arange(len(ahead)), "mean": ahead}
+    return pd.DataFrame({**found, "at": rest["at"]})
 
 
 def expected_pred(spark: SparkSession, messages: DataFrame, dataset: Dataset) -> Mapping[str, DataFrame]:
