@@ -14,7 +14,7 @@ COMMANDS = (
     *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
     *("memory", "checkpoint", "app", "nexmark", "pipeline", "word-recovery", "largest-load"),
     *("offload", "skew", "soak", "gauges"),
-    *("orders", "mobility"),
+    *("orders", "mobility", "transfer"),
 )
 RUNS = (*COMMANDS, "recover --sweep")
 
@@ -78,6 +78,8 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("mobility --outputs-at mars", "unknown 'mars'"),
         ("mobility --vary weather --values 1", "unknown 'weather'"),
         ("mobility --vary latency --values many", "'many' is not a number"),
+        ("transfer --state-mb 0", "--state-mb 0 is out of range"),
+        ("transfer --strategies teleport", "unknown 'teleport'"),
         ("word-recovery --entries none", "'none' is not a number"),
         ("word-recovery --ways prayer", "unknown 'prayer'"),
         ("word-recovery --rate 0", "--rate 0 is out of range"),

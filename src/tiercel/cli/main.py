@@ -13,7 +13,7 @@ import sys
 
 import typer
 
-from tiercel.cli import bench_orders  # noqa: F401
+from tiercel.cli import bench_orders, bench_transfer  # noqa: F401
 from tiercel.cli.app import app as applications
 from tiercel.cli.bench_mobility import bench
 from tiercel.cli.chaos import chaos

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from tiercel.core.model.log import SHADOW, Control, Position, Row, Watermark
+from tiercel.core.model.keys import Key
+from tiercel.core.model.log import OWN, SHADOW, Adopt, Control, Position, Row, Watermark
+from tiercel.core.model.routing import Route, RouteUpdate
 
 Item = tuple[Position, int, list[Row], Control | None]  # position, time, rows, control
 
@@ -49,3 +51,15 @@ class LogWatermarks:
                 self.shadow_ms = max(self.shadow_ms, control.value_ms)
             else:
                 self.own_ms = max(self.own_ms, control.value_ms)
+
+
+def passed_by(adopt: Adopt, offset: int) -> list[Item]:
+    """The watermark of our log at the adoption, if it is ahead of that of the source's log."""
+    if adopt.own_watermark_ms <= adopt.watermark_ms:
+        return []
+    return [((OWN, offset), adopt.time_ms, [], Watermark(adopt.own_watermark_ms))]
+
+
+def first_route(updates: list[RouteUpdate], key: Key, slot: int) -> Route | None:
+    """The route of a key in the first of these updates that has one."""
+    return next((route for u in updates if (route := u.keys.get(key) or u.slots.get(slot))), None)

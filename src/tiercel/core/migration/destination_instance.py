@@ -27,7 +27,7 @@ from tiercel.core.errors import CoreBug
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import StoredIncomingMove
-from tiercel.core.migration.catch_up import CatchUp, Item, LogWatermarks
+from tiercel.core.migration.catch_up import CatchUp, Item, LogWatermarks, first_route, passed_by
 from tiercel.core.migration.instance_port import CallResult, InstancePort
 from tiercel.core.migration.phases import (
     DESTINATION_INSTANCE,
@@ -144,7 +144,7 @@ class StateReceiver:
 
     def to_stored(self, position: Position) -> StoredIncomingMove:
         """The part of this move that a checkpoint stores in addition to its keys."""
-        missing = self.uncovered_units()
+        missing, slots = self.uncovered_units(), self.space.slots
         return StoredIncomingMove(
             self.move,
             self.keys,
@@ -158,8 +158,8 @@ class StateReceiver:
             self.marks.own_ms,
             dict(self.floor_wm),
             dict(self.at),
-            self._withheld_of(self.withheld, missing),
-            self._withheld_of(self.withheld_dead_letters, missing),
+            [(s, o) for s, o in self.withheld if unit_of(o.key, slots) not in missing],
+            [(s, o) for s, o in self.withheld_dead_letters if unit_of(o.key, slots) not in missing],
             list(self.renewed),
             sorted(missing),
         )
@@ -168,11 +168,6 @@ class StateReceiver:
         """Rule R34: a checkpoint has the units that are here, with all of their rows up to its position."""
         slots = self.space.slots
         return self.missing.union(unit_of(key, slots) for key in self.catching_up)
-
-    def _withheld_of(self, withheld: list[tuple[int, Output]], but: set[Unit]) -> list[tuple[int, Output]]:
-        if not but:
-            return list(withheld)
-        return [(s, o) for s, o in withheld if unit_of(o.key, self.space.slots) not in but]
 
     @classmethod
     def restored(cls, step: Step, instance: InstancePort, stored: StoredIncomingMove) -> StateReceiver:
@@ -187,7 +182,7 @@ class StateReceiver:
             receiver.covered = receiver.processed = (stored.position[0], stored.position[1])
             receiver.own_position, receiver.flip_offset = stored.adopted_at, stored.adopt.flip_offset
             receiver.durable_units.update(receiver.covered_units)
-            receiver.behind_shadow.extend(receiver.passed_by(stored.adopt, stored.adopted_at))
+            receiver.behind_shadow.extend(passed_by(stored.adopt, stored.adopted_at))
         elif stored.position[0] == OWN:
             receiver.own_position, receiver.shadow_position = stored.position[1], 1 << 60
         else:
@@ -221,14 +216,10 @@ class StateReceiver:
         return route.epoch if route is not None else 0
 
     def _route_at(self, key: Key, position: Position) -> Route | None:
-        slot = slot_of(key, self.space.slots)
-        if position[0] == OWN and self.adopt is not None:
-            for offset, update in reversed(self.renewed):
-                renewed = update.keys.get(key) or update.slots.get(slot)
-                if offset < position[1] and renewed is not None:
-                    return renewed
-            return self.adopt.update.keys.get(key) or self.adopt.update.slots.get(slot)
-        return self.epochs.keys.get(key) or self.epochs.slots.get(slot)
+        own = position[0] == OWN and self.adopt is not None
+        updates = [update for offset, update in reversed(self.renewed) if own and offset < position[1]]
+        first = self.adopt.update if own and self.adopt is not None else self.epochs
+        return first_route([*updates, first], key, slot_of(key, self.space.slots))
 
     def clock_floor_ms(self, key: Key, position: Position) -> int:
         """Rule R17: the clock of a key never runs behind the logs that it has left."""
@@ -672,14 +663,8 @@ class StateReceiver:
 
         When the move is done, the site's promise covers these keys. Their outputs must precede it.
         """
-        for item in self.passed_by(adopt, self.adopted_at):
+        for item in passed_by(adopt, self.adopted_at):
             self._process(step, item)
-
-    def passed_by(self, adopt: Adopt, offset: int) -> list[Item]:
-        """The watermark of our log at the adoption, if it is ahead of that of the source's log."""
-        if adopt.own_watermark_ms <= adopt.watermark_ms:
-            return []
-        return [((OWN, offset), adopt.time_ms, [], Watermark(adopt.own_watermark_ms))]
 
     def end(self, step: Step) -> None:
         """End the move here and release its memory now, not at the next garbage collection."""
