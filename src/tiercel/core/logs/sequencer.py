@@ -201,10 +201,11 @@ class Sequencer:
     def _sequence_here(
         self, step: Step, row: Row, frames: tuple[InboundFrame, ...], ready: list[Row]
     ) -> None:
-        key, origin, n = row[0], row[3], abs(row[4])
+        key, origin, n = row[0], row[3], row[4]
+        numbered = origin in self.devices.gap_ms
+        n = n if numbered else abs(n)  # a device may number its rows below its first number: that is refused
         marks = self.marks.get(key)
         last = marks.get(origin, 0) if marks is not None else 0
-        numbered = origin in self.devices.gap_ms
         if n <= last:
             if numbered:
                 self.devices.came_behind(step, row, last)

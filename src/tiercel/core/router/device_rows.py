@@ -124,8 +124,16 @@ class DeviceRows:
             return f"{operator}: {what}: went on with {number}", None
         if type(payload) in (tuple, list) and 2 <= len(payload) <= 3 and type(payload[0]) is int:
             payload = payload[1]
-        decoded = msgspec.msgpack.decode(payload) if type(payload) is bytes else payload
-        text = msgspec.json.encode(decoded).decode()
+        text = _shown(payload)
         what = f"number {number} came where {expected} was next, and is not the row that was taken under it"
         hint = "the device's numbers went backwards, or it came too late"
         return f"{operator}: {what}: {hint}", text
+
+
+def _shown(payload: Any) -> str:
+    """The columns of a row as JSON; a payload that is none is shown as it is: it must not stop the router."""
+    try:
+        decoded = msgspec.msgpack.decode(payload) if type(payload) is bytes else payload
+        return msgspec.json.encode(decoded).decode()
+    except (msgspec.MsgspecError, TypeError, ValueError):
+        return repr(payload)
