@@ -133,8 +133,8 @@ def test_a_sequence_that_goes_backwards_is_named_and_harms_nothing(cars: Cars) -
 
 def test_a_dataframe_brings_rows_of_devices_too(cars: Cars, spark: SparkSession) -> None:
     rows = spark.createDataFrame([("e", n, 0.0) for n in (4, 3, 2, 1)], POSITION).coalesce(1)
-    location = str(cars.live.deployment.directory)
-    rows.write.format("tiercel").option("stream", "positions").mode("append").save(location)
+    where = {"storage": str(cars.live.deployment.directory), "stream": "positions"}
+    rows.write.format("tiercel").options(**where).mode("append").save()
     cars.edge.send(position("e", 2), position("e", 5))
     assert cars.until("e", 5) == in_order(5)
 

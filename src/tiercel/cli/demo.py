@@ -51,6 +51,9 @@ def demo(
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Run in the simulator, without Spark.")
     ] = False,
+    edges: Annotated[
+        bool, typer.Option("--edges", help="Cars drive between two Spark applications; keys follow them.")
+    ] = False,
     seconds: Annotated[
         float, typer.Option(help="Seconds of steady traffic before the move; half of it after each change.")
     ] = 8.0,
@@ -68,6 +71,8 @@ def demo(
     Exit code 1: an output was lost, doubled, out of order or wrong.
 
     Example: tiercel demo --seconds 5 --out out/demo
+
+    Edges: tiercel demo --edges --seconds 30
     """
     if simulated:
         if not tour():
@@ -77,6 +82,9 @@ def demo(
         raise UserError(
             f"--seconds {seconds:g} is out of range", expected=f"from {SECONDS_MIN:g} to {SECONDS_MAX:g}"
         )
+    if edges:
+        _edges(seconds, as_json)
+        return
     from tiercel.bench.report import check_drawing
     from tiercel.demo.run import run  # Spark is imported only here: it takes seconds
 
@@ -90,6 +98,29 @@ def demo(
         print(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
     else:
         show(found, out)
+    if not found.good:
+        raise typer.Exit(1)
+
+
+def _edges(seconds: float, as_json: bool) -> None:
+    """Cars drive between the applications of two sites."""
+    from tiercel.demo.edges import run_edges
+
+    with phases() as show_progress:
+        found = run_edges(seconds, show_progress)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        table = Table(
+            "figure", "value", title="Two Spark applications, and cars between them", box=box.SIMPLE
+        )
+        for name, value in msgspec.to_builtins(found).items():
+            shown = f"{len(value)} moves" if name == "hand_overs" else str(value)
+            table.add_row(name.replace("_", " "), shown)
+        console = Console(highlight=False)
+        console.print(table)
+        for one in found.hand_overs[-5:]:
+            console.print(one, soft_wrap=True)
     if not found.good:
         raise typer.Exit(1)
 
