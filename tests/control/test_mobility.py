@@ -251,3 +251,11 @@ def test_tables_that_stay_as_they_are_count_in_the_end() -> None:
     mobility.decide([Sighting(CAR, "edge-2", 3, 1.0)], lambda _: "edge-1", 1.0)
     (again,) = mobility.decide([Sighting(CAR, "edge-2", 3, 8.0)], lambda _: "edge-1", 8.0)
     assert again.source == "edge-1"
+
+
+def test_a_late_report_of_rows_from_before_a_hand_over_does_not_count_as_leaving() -> None:
+    mobility = Mobility(SITES, MOBILITY, WAIT)
+    assert mobility.decide([Sighting(CAR, "edge-2", 9, 0.0)], lambda _: "edge-2", 0.0) == []
+    assert len(mobility) == 0
+    seen = [Sighting(CAR, "edge-1", 1, 5.0)]
+    assert mobility.decide(seen, lambda _: "edge-2", 5.0) == [], "one tuple, just now"

@@ -219,6 +219,9 @@ class Mobility:
             if self._is_outdated(key, owner):
                 self._due[key] = None
                 continue
+            if journey.site == owner:  # a late report of rows that went on before the key came here
+                del self._journeys[key]
+                continue
             found = self._destination(journey, owner)
             if found is not None:
                 wanted.setdefault((owner, found[0]), []).append((key, found[1]))
