@@ -138,6 +138,25 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     **{
         name: (f"tiercel bench {line}", [*TIERCEL, "bench", *line.split(), "--out", str(DRAWN)])
         for name, line in {
+            "orders": "orders --units 4,8 --zipf 0.5,1.5 --cases 50 --json",
+            "strategies": (
+                "reconfigure --keys 10000 --bytes-per-key 1024 --share 0.5 --seconds 12 --repeats 1 "
+                "--strategies live,pause,restart,push,push-sorted,fetch,meces,bins,subscale,standby,replicate "
+                "--json"
+            ),
+            "rivals": (  # `flink-python` on the path is a Python with apache-flink
+                "reconfigure --keys 10000 --bytes-per-key 1024 --share 0.5 --seconds 12 --repeats 1 "
+                "--strategies live,pause,restart --rivals all --flink-python flink-python --json"
+            ),
+            "link": (
+                "reconfigure --keys 1000 --share 0.5 --rate 2000 --seconds 12 --repeats 3 "
+                "--strategies live,pause --sites 2 --link 40,100 --json"
+            ),
+            "overload": (
+                "reconfigure --keys 1000 --share 0.5 --service-us 1000 --overload 1.2 --warm 25 --seconds 30 "
+                "--repeats 1 --strategies push,pause,fetch,bins --json"
+            ),
+            "standby_idle": "idle --standby --json",
             "gauges": "gauges --json",
             "elastic": "elastic --high 7000 --seconds 45 --json",
             "elastic_wordcount": (
@@ -174,6 +193,13 @@ BENCHES = {  # the columns that the documents show; the stored file has all of t
         "strategy stoppage_p50_ms stoppage_p99_ms stoppage_max_ms floor_p99_ms others_p99_ms peak_ms "
         "duration_ms bytes_moved lost doubled reordered"
     ),
+    **dict.fromkeys(
+        ("strategies", "rivals", "link", "overload"),
+        "strategy stoppage_p50_ms stoppage_p99_ms floor_p99_ms gap_ms gap_floor_ms peak_ms stabilise_ms "
+        "duration_ms bytes_moved lost doubled reordered",
+    ),
+    "orders": "",
+    "standby_idle": "",
     "idle": "",
     "recover": RECOVERED,
     "deaths": RECOVERED,
