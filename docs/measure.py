@@ -141,8 +141,8 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             "orders": "orders --units 4,8 --zipf 0.5,1.5 --cases 50 --json",
             "strategies": (
                 "reconfigure --keys 10000 --bytes-per-key 1024 --share 0.5 --seconds 12 --repeats 1 "
-                "--strategies live,pause,restart,push,push-sorted,fetch,meces,bins,subscale,standby,replicate "
-                "--json"
+                "--strategies live,pause,restart,push,push-sorted,fetch,meces,bins,subscale,standby,replicate"
+                " --json"
             ),
             "rivals": (  # `flink-python` on the path is a Python with apache-flink
                 "reconfigure --keys 10000 --bytes-per-key 1024 --share 0.5 --seconds 12 --repeats 1 "
