@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "points": ("tiercel sim --points", [*TIERCEL, "sim", "--points"]),
     "mutants": ("tiercel sim --mutants", [*TIERCEL, "sim", "--mutants"]),
     "large": ("tiercel sim --large --json", [*TIERCEL, "sim", "--large", "--json"]),
+    "fleet": ("tiercel sim --fleet --json", [*TIERCEL, "sim", "--fleet", "--json"]),
     "core": (
         "python -m tiercel.bench.scenarios.core_cost",
         [sys.executable, "-m", "tiercel.bench.scenarios.core_cost"],
@@ -169,6 +170,14 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             "offload": "offload --json",
             "skew": "skew --json",
             "soak": "soak --minutes 3 --json",
+            "mobility": "mobility --modes none,push,live,pause,standby,restart --outputs-at site --json",
+            "mobility_latency": "mobility --modes push,live --vary latency --values 10,40,80,160 --json",
+            "mobility_edges": "mobility --modes push,live --vary edges --values 2,4,6,8 --json",
+            "mobility_keys": "mobility --modes push,live --vary keys --values 5,100,400 --json",
+            "mobility_state": (
+                "mobility --modes push,live --vary state --values 1024,16384,131072,1048576 "
+                "--together 20 --json"
+            ),
         }.items()
     },
     "policies": ("tiercel policy simulate --json", [*TIERCEL, "policy", "simulate", "--json"]),
@@ -210,6 +219,15 @@ BENCHES = {  # the columns that the documents show; the stored file has all of t
     ),
     "words": "",
     **dict.fromkeys(("gauges", "offload", "skew", "soak"), ""),
+    "mobility": (
+        "mode hand_overs interruption_p50_ms interruption_p99_ms floor_p99_ms duration_p50_ms home_p50_ms "
+        "ancestor_p50_ms away_p50_ms away_share lost doubled reordered wrong_state"
+    ),
+    **dict.fromkeys(
+        ("mobility_latency", "mobility_edges", "mobility_keys", "mobility_state"),
+        "vary value strategy keys interruption_p50_ms interruption_p99_ms floor_p99_ms duration_p50_ms "
+        "bytes_moved lost doubled reordered wrong_state",
+    ),
     **dict.fromkeys(
         ("elastic", "elastic_wordcount", "elastic_toll"),
         "mode changes instances_max instance_seconds p50_ms p99_ms max_ms seconds_above_5_s "

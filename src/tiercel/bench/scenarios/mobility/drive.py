@@ -148,7 +148,8 @@ def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], 
             f"{options.cars} cars over {options.edges} edges, {options.latency_ms:g} ms to the cloud one way"
         )
         path = options.out / f"mobility-{time.strftime('%Y%m%d-%H%M%S')}.png"
-        figures.draw(pictures, title, path)
+        to = "the cloud" if options.outputs_at == "home" else "the site of the state"
+        figures.draw(pictures, title, to, path)
     return lines, {"hand_overs": {mode: moved[-50:] for mode, moved in transfers.items()}}
 
 

@@ -126,8 +126,8 @@ def spread(values: Sequence[float] | npt.NDArray[np.float64], name: str) -> Line
     return {f"{name}_p{q}_ms": round(percentile(ordered, q / 100), 1) for q in (50, 99)}
 
 
-def draw(results: Mapping[str, Mapping[str, list[float]]], title: str, path: Path) -> None:
-    """The distribution of latency, by mode and by where the state was."""
+def draw(results: Mapping[str, Mapping[str, list[float]]], title: str, to: str, path: Path) -> None:
+    """The distribution of latency `to` where outputs are read, by mode and by where the state was."""
     figure = Figure(figsize=(1.8 + 2.4 * max(1, len(results)), 5), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 1)
@@ -147,7 +147,7 @@ def draw(results: Mapping[str, Mapping[str, list[float]]], title: str, path: Pat
     for label, colour in COLOURS.items():
         axes.plot([], [], color=colour, linewidth=6, label=names[label])
     axes.set_xticks(range(len(results)), list(results))
-    axes.set_ylabel("latency to the cloud, ms (bar: 5 % to 95 %, line: to 99 %)")
+    axes.set_ylabel(f"latency to {to}, ms (bar: 5 % to 95 %, line: to 99 %)")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, loc="upper left")
     axes.set_title(title, fontsize=10)
