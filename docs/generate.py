@@ -25,6 +25,7 @@ import msgspec
 from tiercel.core import messages, settings
 from tiercel.core.messages import batch as batches
 from tiercel.core.messages import client as clients
+from tiercel.core.messages import feed as feeds
 from tiercel.core.messages import instance as instances
 from tiercel.core.messages import migration as moves
 from tiercel.core.messages import site_link as outboxes
@@ -72,6 +73,12 @@ WAYS: dict[str, Way] = {
     "BatchEnd": ("batch task -> router", NOW),
     "BatchOutputs": ("router -> batch task", WHEN_DURABLE),
     "BatchRefused": ("router -> batch task", NOW),
+    "TimerQuery": ("planner of a query -> router", NOW),
+    "TimerPlaces": ("router -> planner of a query", WHEN_DURABLE),
+    "StagedPart": ("in `FeedCommit`", INSIDE),
+    "FeedCommit": ("driver of a feed -> router", NOW),
+    "FeedPublished": ("router -> driver of a feed", "each frame; `done` when durable"),
+    "FeedForget": ("driver of a feed -> router", NOW),
     "Unsubscribe": ("batch task -> router", NOW),
     # instances
     "Attach": ("instance -> router", NOW),
@@ -379,12 +386,13 @@ RULES: dict[str, Rule] = {
         ("instance.checkpoint_writer:CheckpointWriter._take", "logs.dispatch:DispatchCursor.share_of"),
     ),
     "R28": Rule(
-        "Initial state enters before the first tuple; a feed stages rows and publishes one attempt "
-        "under fixed numbers.",
+        "Initial state enters before the first tuple; the first commit of a feed's batch decides what is "
+        "published, once.",
         (
             "router.outputs:FanOut.route_rows",
             "instance.user_code:ProcessorRunner.call",
-            "logs.producers:ProducerTable.accept",
+            "logs.staged:StagedLogs.is_decided",
+            "logs.staged:StagedLogs.advance",
         ),
     ),
     "R29": Rule(
@@ -513,7 +521,7 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def messages_page() -> str:
-    groups = [clients, batches, instances, outboxes, moves, replicas, sites, gauges]
+    groups = [clients, batches, feeds, instances, outboxes, moves, replicas, sites, gauges]
     known = {cls.__name__ for module in groups for cls in message_classes(module)}
     public = set(messages.__all__) - {"Message", "AnyNotice", "MoveOutcome"}
     public |= {cls.__name__ for module in (replicas, sites, gauges) for cls in message_classes(module)}

@@ -648,7 +648,7 @@ def record_calls(processor: Any, calls: list[str]) -> None:
 
 
 def test_R28_initial_state_is_applied_before_the_first_row_of_its_key() -> None:
-    """The other half of R28, staged batches of a DataFrame feed: tests/runtime/test_staged_batches.py."""
+    """The other half of R28, staged batches of a DataFrame feed: tests/core/router/test_feed_intake.py."""
     driver, calls = driver_with_initial_state()
     assert calls == ["state initial", "row first"]
     assert [o.row[2][2] for o in driver.outputs()] == [2]  # the running count knows of the initial row

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import tiercel.core
@@ -114,6 +115,35 @@ def with_batch_tasks() -> SmallDeployment:
     return driver
 
 
+def with_timers_in_a_query() -> SmallDeployment:
+    facts = topology(("a",), kind="sessions")
+    facts.streams["out"] = msgspec.structs.replace(facts.streams["out"], in_query=True)
+    driver = SmallDeployment(facts, kind="sessions").start()
+    task = m.BatchTask("query", 0, 3)
+    driver.send("a", m.BatchBegin(task, "in"), "task")
+    driver.send("a", m.BatchFrame(task, 0, "in", b"0", [(b"k", 0, 1)]), "task")
+    for _ in range(10):
+        driver.advance_ms(500)
+    driver.send("a", m.BatchFrame(task, 1, "in", b"1", [(b"k", 0, 2)]), "task")
+    return driver
+
+
+def with_feeds() -> SmallDeployment:
+    """One batch is published, one half of the next, and one is staged."""
+    driver = SmallDeployment(topology(("a",)), Settings(backlog_rows_max=2)).start()
+    for batch in range(3):
+        task = m.BatchTask("query", batch, 3, f"attempt-{batch}")
+        driver.send("a", m.BatchBegin(task, "in"), "task")
+        for n in range(5):
+            driver.send("a", m.BatchFrame(task, n, "in", b"", [(b"k", 0, n)]), "task")
+        if batch == 1:
+            driver.stop("op@a#0")
+        if batch < 2:
+            commit = m.FeedCommit(m.BatchTask("query", batch, -1), "in", [m.StagedPart(task.attempt, 5)])
+            driver.send("a", commit, "driver")
+    return driver
+
+
 def with_a_named_subscription() -> SmallDeployment:
     driver = SmallDeployment(settings=Settings(stream_entries_max=2, trim_entries_max=2)).start()
     driver.send("a", m.Subscribe("out", 0, "billing"), "reader")
@@ -168,6 +198,8 @@ SCENES: list[Callable[[], SmallDeployment]] = [
     with_dead_letters,
     with_event_time,
     with_batch_tasks,
+    with_feeds,
+    with_timers_in_a_query,
     with_a_named_subscription,
     with_forgotten_numbers,
     with_a_broadcast_stream,
@@ -238,7 +270,9 @@ def test_inbox_and_output_log_are_read_back_as_their_own_kind(
         for name in logs:
             expected = driver.read(site, ReadLog(name, 0, 10_000, ""))
             found = stored[site].read_log(name, 0, 10_000)
-            assert {type(e) for e in found} == {Entry if name == "op" else StreamEntry}
+            assert {type(e) for e in found} == {
+                Entry if name == "op" or name.startswith("staged|") else StreamEntry
+            }
             assert encoded(found) == encoded(expected)
             if len(expected) > 2:
                 after, limit = expected[0].offset, len(expected) - 2

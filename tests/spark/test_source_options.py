@@ -16,12 +16,13 @@ from tiercel.core.model.topology import Operator, Topology
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir, Manifest, StreamFacts
 from tiercel.spark.api.streams import _FOLD_OPTIONS
+from tiercel.spark.rows.arrow_rows import ArrowRows
 from tiercel.spark.rows.row_codec import FEED_DEAD_LETTER_SCHEMA, RowCodec, parse_ddl
 from tiercel.spark.sources.metrics_source import SCHEMA as METRICS
 from tiercel.spark.sources.metrics_source import Metrics
 from tiercel.spark.sources.state_source import State, key_codec, variables
 from tiercel.spark.sources.stream_source import Streams
-from tiercel.spark.sources.stream_writer import column_names, python_rows
+from tiercel.spark.sources.stream_writer import column_names
 
 READING = "sensor string not null, n int, value double"
 
@@ -165,10 +166,10 @@ def test_values_of_every_type_survive_arrow() -> None:
     ]
     payloads = [columns.payload(values), columns.payload([None] * len(values))]
     batch = columns.arrow_batch(payloads)
-    [rows] = python_rows([batch], columns.names)
-    packed, bad = columns.pack_all(rows)
-    assert bad == []
-    assert [columns.unpack(row[2]) for row in packed] == [columns.unpack(payload) for payload in payloads]
+    for exact in (True, False):
+        rows, bad = ArrowRows(columns, exact=exact).rows(batch)
+        assert bad == []
+        assert [columns.values(row) for row in rows] == [tuple(columns.unpack(p)) for p in payloads]
 
 
 def test_operator_key_has_the_types_of_its_input_or_of_the_operator_before(

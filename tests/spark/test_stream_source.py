@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from pyspark.sql.streaming import DataStreamReader
 
 from averages import OPERATOR, Averages, averages, reading
 from tiercel.bench.operators import INPUT, OUTPUT, SITE
+from tiercel.core.messages import BatchTask, StagedPart
 from tiercel.errors import UserError
-from tiercel.runtime.client.producer import Producer
-from tiercel.runtime.client.staged_batches import BatchPublisher, PublishPlan, StagingWriter, read_frames
+from tiercel.runtime.client.batch_task import BatchTaskClient
 from tiercel.spark.api.clients import RowProducer, RowSubscriber
 from tiercel.spark.rows.row_codec import RowCodec
 from tiercel.spark.sources.stream_reader import EARLIEST, ReadRequest, StreamReader
 from tiercel.spark.sources.stream_source import register
-from tiercel.spark.sources.stream_writer import Staged, StreamWriter, Target
+from tiercel.spark.sources.stream_writer import Columns, StagedRows, StreamWriter, Target
 
 SENSORS = 5
 
@@ -160,6 +161,26 @@ def test_streaming_query_waits_for_new_entries(
         query.stop()
 
 
+def test_each_key_is_in_one_partition_of_a_batch_and_in_order(
+    spark: SparkSession, deployment: Averages, tmp_path: Path
+) -> None:
+    for first in range(0, 300, 10):
+        deployment.produce(some(first, 10))
+    frame = stream(spark, deployment).option("partitions", "3").load()
+    into = {"path": str(tmp_path / "out")}
+    run_all(frame.withColumn("part", f.spark_partition_id()), "parquet", tmp_path / "checkpoint", **into)
+    files = [pyarrow.parquet.read_table(path).to_pylist() for path in (tmp_path / "out").glob("*.parquet")]
+    assert_each_once([row for rows in files for row in rows], 300)
+    assert len({row["part"] for rows in files for row in rows}) > 1
+    for sensor in range(SENSORS):
+        [of_sensor] = [found for rows in files if (found := [r for r in rows if r["sensor"] == f"s{sensor}"])]
+        assert [row["n"] for row in of_sensor] == list(range(sensor, 300, SENSORS))
+    parted = history(spark, deployment, partitions=4)
+    assert parted.rdd.getNumPartitions() == 4
+    assert_each_once(parted.collect(), 300)
+    assert [row.n for row in parted.collect() if row.sensor == "s1"] == list(range(1, 300, SENSORS))
+
+
 def test_trimmed_entries_are_refused_with_the_retained_range(spark: SparkSession, tmp_path: Path) -> None:
     with averages(tmp_path / "storage", checkpoint_ms=50.0, stream_entries_max=5) as deployment:
         for first in range(0, 100, 10):
@@ -204,9 +225,7 @@ def test_feed_with_failing_tasks_writes_each_row_and_each_dead_letter_once(
         run_all(frame, "tiercel", tmp_path / "checkpoint", queryName="trips", **options)
     deployment.wait_for(2000)
     assert sorted(row["n"] for row in deployment.averages()) == list(range(2000))
-    [feed] = [BatchPublisher(deployment.place, path.name) for path in deployment.place.feeds.iterdir()]
-    plans = [feed.plan(0), feed.plan(1)]
-    assert [(plan.done, plan.rows, plan.rejected) for plan in plans if plan] == [(True, 1000, 2)] * 2
+    assert [path.suffix for path in deployment.place.feeds.iterdir()] == [".site"], "no row is in a file"
     where = spark.read.format("tiercel").options(storage=options["storage"], stream=f"{INPUT}/dead")
     letters = where.option("identity", "true").load().orderBy("batch", "key").collect()
     assert [json.loads(letter.row)["n"] for letter in letters] == [7, 1 << 40] * 2
@@ -220,13 +239,22 @@ def test_feed_with_failing_tasks_writes_each_row_and_each_dead_letter_once(
     assert len({letter._tiercel_id for letter in letters}) == 4
 
 
+def stage_at_router(deployment: Averages, feed: str, rows: list[dict[str, Any]]) -> StagedRows:
+    """What a task does that writes these rows."""
+    client = BatchTaskClient(deployment.place, SITE)
+    task = BatchTask(feed, 0, 0, uuid.uuid4().hex)
+    client.begin(task, INPUT)
+    client.send(INPUT, [deployment.columns.pack(row) for row in rows])
+    client.flush()
+    client.close()
+    return StagedRows(feed, 0, StagedPart(task.attempt, 1), -1, 0)
+
+
 def test_repeated_commit_of_a_writer_adds_nothing(spark: SparkSession, deployment: Averages) -> None:
-    feed = BatchPublisher(deployment.place, "a-query")
-    writer = StreamWriter(Target(deployment.place, INPUT, SITE, deployment.columns), deployment.columns.names)
+    columns = Columns.of(deployment.columns.schema, deployment.columns)
+    writer = StreamWriter(Target(deployment.place, INPUT, SITE, deployment.columns), columns)
     for _ in range(2):
-        stage = StagingWriter(feed.staging(0), 0, 0)
-        stage.add([deployment.columns.pack(row) for row in some(0, 50)])
-        writer.commit([Staged("a-query", stage.finish())], 0)
+        writer.commit([stage_at_router(deployment, "a-query", some(0, 50))], 0)
     deployment.wait_for(50)
     assert_each_once(deployment.averages(), 50)
 
@@ -268,23 +296,12 @@ def test_job_that_runs_again_under_its_batch_id_adds_nothing(
 
     write(0, 2, "monday/1")
     write(0, 3, "monday/1")  # its driver did not hear that it was done
-    planned = BatchPublisher(deployment.place, f"batch-{INPUT}|tuesday")
-    stage = StagingWriter(planned.staging(0), 0, 0)
-    stage.add([deployment.columns.pack(row) for row in some(1_000, 1_000)])
-    staged = stage.finish()
-    planned._make_plan(0, PublishPlan(INPUT, SITE, 1, [staged]))
-    with Producer(deployment.place, INPUT, name=f"feed|{planned.name}") as producer:
-        producer.send_frame(1, next(read_frames(planned.staging(0) / staged.file)))
-    write(1_000, 3, "tuesday")  # its driver died in the commit, with one of two frames sent
+    stage_at_router(deployment, f"batch-{INPUT}|tuesday", some(1_000, 1_000))
+    write(1_000, 3, "tuesday")  # its driver died before the commit, with all rows staged
     deployment.wait_for(2_000)
     write(2_000, 1, "wednesday")
     deployment.wait_for(3_000)
     assert sorted(row["n"] for row in deployment.averages()) == list(range(3_000))
-    kept = [
-        BatchPublisher(deployment.place, directory.name).plan(0)
-        for directory in deployment.place.feeds.iterdir()
-    ]
-    assert [plan is not None and plan.done for plan in kept] == [True] * 3
 
 
 def test_state_can_be_read_as_a_dataframe(spark: SparkSession, deployment: Averages) -> None:

@@ -1,6 +1,7 @@
 """The client of batch tasks: sends the rows of one task after the other, and collects their outputs; no IO.
 
-Responsible for: frames until they are durable, repeating them after a reconnect, the outputs of the task.
+Responsible for: frames until they are durable, repeating them after a reconnect, the outputs of the task;
+    the commit of a feed's batch.
 Not responsible for: the content of rows, attempts (Spark's), waiting (runtime/client/batch_task.py).
 """
 
@@ -21,15 +22,15 @@ class BatchClient:
     """Runs batch tasks at one site, one at a time."""
 
     def __init__(self, site: str, outputs: str) -> None:
-        """`outputs`: the stream whose log has the outputs of the tasks' rows."""
+        """`outputs`: the stream whose log has the outputs of the tasks' rows; empty: they are not read."""
         self.site, self.outputs = site, outputs
         self.connected = False
         self.refused = ""  # why the router, or the log, does not serve the task
         self._task: m.BatchTask | None = None
 
-    def begin(self, task: m.BatchTask, stream: str) -> list[Effect]:
-        """Begin a task; the last one is forgotten."""
-        self._task, self._stream = task, stream
+    def begin(self, task: m.BatchTask, stream: str, timers: tuple[int, int] | None = None) -> list[Effect]:
+        """Begin a task; the last one is forgotten. With `timers` it has no rows, but outputs of timers."""
+        self._task, self._stream, self._timers = task, stream, timers
         self.refused = ""
         self.begun = False
         self.done = False  # the router has said which outputs are the task's, and all of them have come
@@ -48,11 +49,19 @@ class BatchClient:
         """Frames that are not durable yet."""
         return len(self._frames)
 
-    def submit(self, stream: str, rows: list[Row], digest: bytes, newest_ms: int = -1) -> list[Effect]:
+    def submit(
+        self,
+        stream: str,
+        rows: list[Row],
+        digest: bytes,
+        newest_ms: int = -1,
+        numbers: tuple[int, ...] = (),
+    ) -> list[Effect]:
         """The next frame, after `begun`. Rows that the router has are not sent again."""
         assert self._task is not None
-        sent = [] if self._count < self._known else rows
-        frame = m.BatchFrame(self._task, self._count, stream, digest, sent, newest_ms)
+        known = self._count < self._known
+        sent, numbers = ([], ()) if known else (rows, numbers)
+        frame = m.BatchFrame(self._task, self._count, stream, digest, sent, newest_ms, numbers)
         self._frames.append(frame)
         self._count += 1
         return self._pump()
@@ -129,19 +138,19 @@ class BatchClient:
     def _greet(self) -> list[Effect]:
         if self._task is None or not self.connected:
             return []
-        return [Send(self.site, m.BatchBegin(self._task, self._stream))]
+        return [Send(self.site, m.BatchBegin(self._task, self._stream, self._timers))]
 
     def _on_begun(self, begun: m.BatchBegun, now_ms: float) -> list[Effect]:
         if not self.begun:
             self.begun = True
             self._known = begun.frames
-            self._reader = Subscriber(self.outputs, self.site, begun.after)
+            self._reader = Subscriber(self.outputs, self.site, begun.after) if self.outputs else None
         first = self._frames[0].frame if self._frames else self._count
         if begun.frames < first:
             self.refused = f"the router has lost frames {begun.frames} to {first - 1} of {self._task}"
             return []
-        assert self._reader is not None
-        effects = [] if self.done else self._reader.on_event(Connected(self.site), now_ms)
+        reader = None if self.done else self._reader
+        effects = [] if reader is None else reader.on_event(Connected(self.site), now_ms)
         self._sent = first
         return effects + self._pump()
 
@@ -159,3 +168,48 @@ class BatchClient:
         if self._ended and not self._frames and self._offsets is None:
             effects.append(Send(self.site, m.BatchEnd(self._task, self._count)))  # type: ignore[arg-type]
         return effects
+
+
+class CommitClient:
+    """Commits batches of feeds at one site, one at a time."""
+
+    def __init__(self, site: str) -> None:
+        self.site = site
+        self.connected = False
+        self.refused = ""
+        self.done = True
+        self.frames = 0  # published so far
+        self._commit: m.FeedCommit | None = None
+
+    def commit(self, commit: m.FeedCommit) -> list[Effect]:
+        self._commit = commit
+        self.refused, self.done, self.frames = "", False, 0
+        return self._send()
+
+    def forget(self, feed: str, batch: int | None = None) -> list[Effect]:
+        """A feed has ended, or a batch was given up. If this is lost, the router keeps more."""
+        return [Send(self.site, m.FeedForget(feed, batch))]
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        match event:
+            case Connected(peer=self.site):
+                self.connected = True
+                return self._send()
+            case Disconnected(peer=self.site):
+                self.connected = False
+            case Received(message=m.FeedPublished(task=task) as published) if self._is_mine(task):
+                self.frames = max(self.frames, published.frames)
+                self.done = self.done or published.done
+            case Received(message=m.BatchRefused(task=task, reason=reason)) if self._is_mine(task):
+                self.refused = reason
+            case _:
+                pass
+        return []
+
+    def _is_mine(self, task: m.BatchTask) -> bool:
+        return self._commit is not None and self._commit.task == task
+
+    def _send(self) -> list[Effect]:
+        if self._commit is None or self.done or not self.connected:
+            return []
+        return [Send(self.site, self._commit)]

@@ -12,7 +12,7 @@ Not responsible for: the storage of processes (storage/store.py), their addresse
       incarnations/NAME/ the incarnations of a process whose own disk is not the only copy
       processes/NAME/    one RocksDB per router, instance and controller
       metrics/NAME.jsonl a line per second and process
-      feeds/             staged batches of DataFrame feeds
+      feeds/             checkpoints of DataFrame feeds, and the site of each
 """
 
 from __future__ import annotations

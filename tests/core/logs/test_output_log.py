@@ -147,3 +147,21 @@ def test_without_a_name_or_with_the_setting_an_output_log_is_trimmed_by_number(s
     reader.connect()
     reader.receive()
     assert "are no longer kept" in reader.machine.refused
+
+
+def test_who_asks_for_an_entry_that_is_not_there_is_answered_when_it_is() -> None:
+    driver = SmallDeployment().start()
+    driver.send("a", m.RangeQuery("out"), "at once")
+    driver.send("a", m.RangeQuery("out", beyond=0), "waits")
+    driver.send("a", m.RangeQuery("out", beyond=1), "waits longer")
+    driver.send("a", m.RangeQuery("out", beyond=0), "leaves")
+    driver.handle("a", Disconnected("leaves"))
+    assert [reply.last for reply in driver.messages("a", "at once", m.RangeReply)] == [0]
+    assert driver.messages("a", "waits", m.RangeReply) == []
+    driver.produce("a", (key_in(0), 0, 1))
+    assert [reply.last for reply in driver.messages("a", "waits", m.RangeReply)] == [1]
+    assert driver.messages("a", "waits longer", m.RangeReply) == []
+    driver.produce("a", (key_in(0), 0, 2))
+    assert [reply.last for reply in driver.messages("a", "waits longer", m.RangeReply)] == [2]
+    assert len(driver.messages("a", "waits", m.RangeReply)) == 1, "each question has one answer"
+    assert driver.messages("a", "leaves", m.RangeReply) == []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
+import msgspec
 import pytest
 
 from machines_in_memory import SLOTS, SmallDeployment, key_in, topology
 from tiercel.core import messages as m
 from tiercel.core.batch_client import BatchClient
+from tiercel.core.logs.batches import BatchTable
 from tiercel.core.machine.events import Connected
 from tiercel.core.machine.names import TimerKind
 from tiercel.core.model.keys import KeySet
@@ -204,6 +207,118 @@ def test_dead_letters_of_a_task_are_logged_once() -> None:
         task.do(task.client.submit("dead", [(b"k", 0, ("no", b"k", 1, b""))], b"d"))
         assert len(task.end()) == 1
     assert len(site.outputs("dead")) == 1
+
+
+class Anchor:
+    """What the anchor of a query with timers asks before a batch, and yields in it."""
+
+    def __init__(self, site: SmallDeployment) -> None:
+        self.site, self.planned, self.asked = site, 0, 0
+
+    def last(self) -> int:
+        """The last place with outputs of timers, between two batches."""
+        self.asked += 1
+        name = f"planner-{self.asked}"
+        self.site.send("a", m.TimerQuery("in", self.planned, settled=True), name)
+        replies: list[m.TimerPlaces] = self.site.messages("a", name, m.TimerPlaces)
+        return replies[-1].last if replies else self.planned
+
+    def read(self, batch: int, until: int, name: str) -> list[Output]:
+        client = BatchClient("a", "out")
+        self.site.machines[name] = client
+        self.site.handle(name, Connected("a"))
+        self.site.handle("a", Connected(name))
+        task = m.BatchTask(QUERY, batch, -1)
+        self.site.perform(name, client.begin(task, "in", (self.planned, until)))
+        self.site.run()
+        self.site.perform(name, client.end())
+        self.site.run()
+        outputs, effects = client.take()
+        self.site.perform(name, effects)
+        assert client.done, client.refused
+        self.site.stop(name)
+        return outputs
+
+
+def with_timers() -> SmallDeployment:
+    facts = topology(("a",), kind="sessions", instances=INSTANCES)
+    facts.streams["out"] = msgspec.structs.replace(facts.streams["out"], in_query=True)
+    return SmallDeployment(facts, kind="sessions").start()
+
+
+def timers_come_once(seed: int) -> None:
+    """Rows set timers; ticks fire them between and during batches; processes restart, keys move."""
+    random = Random(seed)
+    site, anchor = with_timers(), Anchor(with_timers())
+    anchor.site = site
+    yielded: list[Output] = []
+    moves = 0
+    for batch in range(14):
+        until = anchor.last()
+        if batch and until > anchor.planned:
+            for attempt in range(random.randint(0, 2)):
+                again = anchor.read(batch, until, f"anchor-{batch}-{attempt}")
+                assert again == anchor.read(batch, until, f"anchor-{batch}-{attempt}-again")
+        if until > anchor.planned or not batch:
+            yielded += anchor.read(batch, until, f"anchor-{batch}")
+            anchor.planned = until
+        frames = [
+            [(key_in(random.randrange(SLOTS)), 0, n)] for n in range(random.randint(0, 3) * (batch < 8))
+        ]
+        task = Task(site, batch, 0, f"task-{batch}").send(*frames)
+        what = random.random()
+        if what < 0.2:
+            site.restart("a")
+            site.handle(task.name, Connected("a"))
+        elif what < 0.4:
+            site.restart(random.choice(INSTANCES))
+        elif what < 0.6:
+            slot = random.randrange(SLOTS)
+            source = site.owner_of(key_in(slot))
+            moves += 1
+            to = next(i for i in INSTANCES if i != source)
+            site.move(KeySet(slots=frozenset((slot,))), source, to, "live", f"m{moves}")
+        site.advance_ms(random.choice([1, 150, 1_000]))
+        found = task.end()
+        for _ in range(100):
+            if task.client.done:
+                break
+            site.advance_ms(250)
+            found += task.outputs()
+        assert task.client.done
+        yielded += found
+        site.stop(task.name)
+        site.advance_ms(random.choice([1, 150, 3_000]))
+    for batch in range(14, 17):
+        site.advance_ms(3_000)
+        until = anchor.last()
+        yielded += anchor.read(batch, until, f"anchor-{batch}")
+        anchor.planned = until
+    ids = [(o.key, o.epoch, o.offset, o.n) for o in yielded]
+    assert len(ids) == len(set(ids))
+    assert sorted(ids) == sorted((o.key, o.epoch, o.offset, o.n) for o in site.outputs())
+    assert anchor.planned > 0, "some outputs are of timers"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_outputs_of_timers_come_once_with_a_later_batch(seed: int) -> None:
+    timers_come_once(seed)
+
+
+@pytest.mark.parametrize(
+    ("rule", "instead"),
+    [
+        ("are_of_rows", lambda self, after, through: True),
+        ("add_timers", lambda self, step, entry, offsets: None),
+        ("forget_timers", lambda self, step, through: self.timers.clear()),
+    ],
+)
+def test_outputs_of_timers_are_lost_without_each_rule_about_their_places(
+    rule: str, instead: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchTable, rule, instead)
+    with pytest.raises((AssertionError, IndexError)):
+        list(map(timers_come_once, range(10)))
 
 
 @pytest.mark.parametrize("seed", range(40))

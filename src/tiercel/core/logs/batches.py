@@ -1,6 +1,7 @@
 """The batch table: what the tasks of a query's current micro-batch have sent to one stream.
 
-Responsible for: each frame of each partition, and its place in the inbox, until the next batch begins.
+Responsible for: each frame of each partition, and its place in the inbox, until the next batch begins;
+    places of the output log with outputs of timers, until a later batch has yielded them.
 Not responsible for: rows (core/router/batch_intake.py), when the outputs of a task are complete (there too).
 
 Spark runs a task again after a failure, and a whole batch after a restart of the query. The table knows what
@@ -16,10 +17,10 @@ import msgspec
 from tiercel.core.errors import InvalidRequest
 from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
-from tiercel.core.machine.stored import CurrentBatch, FramePlace
+from tiercel.core.machine.stored import CurrentBatch, FramePlace, TimerPlace
 from tiercel.core.messages.batch import BatchTask
 
-TABLES: Final = ("batch", "batch_task", "batch_frame")
+TABLES: Final = ("batch", "batch_task", "batch_frame", "batch_timer")
 
 
 class BatchPart(msgspec.Struct):
@@ -27,6 +28,7 @@ class BatchPart(msgspec.Struct):
 
     after: int  # the end of the output log when the partition began
     frames: list[FramePlace] = msgspec.field(default_factory=list)
+    timers: list[TimerPlace] | None = None  # what it yields, if it has no rows but outputs of timers
 
     @property
     def offsets(self) -> list[int]:
@@ -41,6 +43,8 @@ class BatchTable:
         self.current: CurrentBatch | None = None
         self.parts: dict[int, BatchPart] = {}  # by partition
         self.newest_ms = -1  # the newest event time of the current batch and those before
+        self.timers: dict[int, TimerPlace] = {}  # by number; those of committed batches are forgotten
+        self.last_timer = 0
 
     def load(self, key: StorageKey, value: Any) -> None:
         """Load the stored query and batch, a partition, or a frame; frames come after their partition."""
@@ -54,6 +58,9 @@ class BatchTable:
                 frames = self.parts[partition].frames
                 frames.extend(FramePlace(b"", 0) for _ in range(n + 1 - len(frames)))
                 frames[n] = value
+            case ("batch_timer", _, n):
+                self.timers[n] = value
+                self.last_timer = max(self.last_timer, n)
             case _:
                 raise KeyError(key)
 
@@ -106,6 +113,38 @@ class BatchTable:
         self.parts.clear()
         self.current = CurrentBatch(task.query, task.batch, self.newest_ms)
         step.put(("batch", self.stream), self.current)
+
+    # -- outputs of timers ----------------------------------------------------------------------
+
+    def are_of_rows(self, after: int, through: int) -> bool:
+        """Whether each inbox entry in (after, through] holds rows of the current batch."""
+        offsets = [o for part in self.parts.values() for o in part.offsets]
+        return sum(after < o <= through for o in offsets) == through - after
+
+    def add_timers(self, step: Step, entry: int, offsets: set[int]) -> None:
+        """Note an entry of the output log with outputs of these inbox offsets, if some are not of rows."""
+        offsets = offsets - {o for part in self.parts.values() for o in part.offsets}
+        if offsets:
+            self.last_timer += 1
+            place = self.timers[self.last_timer] = TimerPlace(entry, sorted(offsets))
+            step.put(("batch_timer", self.stream, self.last_timer), place)
+
+    def places(self, after: int, until: int) -> list[TimerPlace]:
+        """The places (after, until]: what the anchor of a batch yields at each attempt."""
+        missing = [n for n in range(after + 1, until + 1) if n not in self.timers]
+        if missing:
+            raise InvalidRequest(
+                f"outputs of timers are planned up to place {until}, and place {missing[0]} is not here",
+                "expected the deployment that the query's checkpoint was written with",
+                "storage= belongs to checkpointLocation: give the same ones again, or two new ones",
+            )
+        return [self.timers[n] for n in range(after + 1, until + 1)]
+
+    def forget_timers(self, step: Step, through: int) -> None:
+        """Forget places of committed batches; the last one stays, because it has the number."""
+        for n in [n for n in self.timers if n <= through and n < self.last_timer]:
+            del self.timers[n]
+            step.delete(("batch_timer", self.stream, n))
 
     def is_known(self, task: BatchTask, n: int, digest: bytes) -> bool:
         """Accept each frame of a batch task once, and only with the rows of the first attempt."""

@@ -50,6 +50,7 @@ class OutputLog:
         self.received: dict[str, int] = {}  # origin of frames -> last frame appended or held
         self.held: dict[int, HeldOutputs] = {}  # in the order of their arrival
         self.subscribers: dict[str, SubscriberCursor] = {}
+        self._asking: dict[str, m.RangeQuery] = {}  # peers that wait for an entry
         self._over: dict[str, int] = {}  # subscriber -> reads in flight for ended subscriptions
         self.visible = 0
         self._unsynced: deque[tuple[int, int]] = deque()  # (write, offset)
@@ -169,6 +170,22 @@ class OutputLog:
             self.visible = unsynced.popleft()[1]
         for subscriber in self.subscribers:
             self.publish(step, subscriber)
+        if self._asking:
+            for peer, query in list(self._asking.items()):
+                self.asked(step, peer, query)
+
+    def asked(self, step: Step, peer: str, query: m.RangeQuery) -> None:
+        """Answer with the entries that can be read, once there is one that the peer does not know."""
+        if self.visible > query.beyond:
+            self._asking.pop(peer, None)
+            mark = self.marks.get(query.subscription, -1)
+            step.send(peer, m.RangeReply(self.name, self.first, self.visible, mark))
+        else:
+            self._asking[peer] = query
+
+    def disconnected(self, peer: str) -> None:
+        self.unsubscribe(peer)
+        self._asking.pop(peer, None)
 
     def subscribe(self, step: Step, subscriber: str, message: m.Subscribe) -> None:
         self.unsubscribe(subscriber)

@@ -46,4 +46,10 @@ class ShadowReaderName(NamedTuple):
     move: str
 
 
-LogReaderName = str | ShadowReaderName  # an instance, a subscriber, or a move
+class StagedReaderName(NamedTuple):
+    """The reader of a staged log on behalf of a feed whose batch is published."""
+
+    feed: str
+
+
+LogReaderName = str | ShadowReaderName | StagedReaderName  # an instance or a subscriber, a move, a feed

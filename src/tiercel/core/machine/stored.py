@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from tiercel.core import messages as m
-from tiercel.core.messages import ShadowNotice, SiteFrame
+from tiercel.core.messages import ShadowNotice, SiteFrame, StagedPart
 from tiercel.core.model.keys import ABSENT_WATERMARK, KeySet, StateImage
 from tiercel.core.model.log import (
     Adopt,
@@ -141,6 +141,38 @@ class FramePlace(msgspec.Struct, frozen=True, array_like=True):
     offset: int
 
 
+class TimerPlace(msgspec.Struct, frozen=True, array_like=True):
+    """An entry of the output log with outputs of timers: those of these inbox offsets."""
+
+    entry: int
+    offsets: list[int]
+
+
+class StagedAttempt(msgspec.Struct, frozen=True, array_like=True):
+    """What one attempt of a task of a feed has staged: a log of its own, with this many frames."""
+
+    feed: str
+    batch: int
+    partition: int
+    frames: int = 0
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """A batch of a feed whose frames go from the staged logs to the inboxes, one after the other."""
+
+    batch: int
+    stream: str
+    parts: list[StagedPart]
+    newest_ms: int
+    part: int = 0  # the next frame: `after` frames of this part are published
+    after: int = 0
+    frames: int = 0  # published
+
+    @property
+    def is_complete(self) -> bool:
+        return self.part >= len(self.parts)
+
+
 TABLES: Final[dict[str, Any]] = {
     # a router's
     "storage": int,  # the incarnation that created this storage
@@ -165,6 +197,10 @@ TABLES: Final[dict[str, Any]] = {
     "batch": CurrentBatch,
     "batch_task": int,
     "batch_frame": FramePlace,
+    "batch_timer": TimerPlace,
+    "feed": int,  # the last batch of a feed that was published
+    "staged": StagedAttempt,
+    "publication": Publication,
     "outbox": tuple[SiteFrame, int],
     "outbox_next": int,
     "stream_head": int,

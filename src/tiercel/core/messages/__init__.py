@@ -21,6 +21,8 @@ from tiercel.core.messages.batch import (
     BatchOutputs,
     BatchRefused,
     BatchTask,
+    TimerPlaces,
+    TimerQuery,
     Unsubscribe,
 )
 from tiercel.core.messages.client import (
@@ -37,6 +39,12 @@ from tiercel.core.messages.client import (
     RangeReply,
     StreamCongested,
     Subscribe,
+)
+from tiercel.core.messages.feed import (
+    FeedCommit,
+    FeedForget,
+    FeedPublished,
+    StagedPart,
 )
 from tiercel.core.messages.instance import (
     Attach,
@@ -142,6 +150,9 @@ __all__ = [
     "EmittedNotice",
     "EmittedThrough",
     "EndSubscription",
+    "FeedCommit",
+    "FeedForget",
+    "FeedPublished",
     "FlipToDestination",
     "FlipToSource",
     "Forget",
@@ -188,6 +199,7 @@ __all__ = [
     "SiteFrame",
     "SiteFrameReceipt",
     "SourceStopped",
+    "StagedPart",
     "StandbyRole",
     "StateComplete",
     "StatusQuery",
@@ -195,6 +207,8 @@ __all__ = [
     "StreamCongested",
     "Subscribe",
     "TakeoverRequest",
+    "TimerPlaces",
+    "TimerQuery",
     "UnitReceipt",
     "UnitRequest",
     "Unsubscribe",

@@ -11,11 +11,15 @@ from tiercel.core.model.keys import Key
 
 
 class BatchTask(msgspec.Struct, frozen=True, array_like=True):
-    """The identity of a batch task: every attempt of the task has the same one."""
+    """The identity of a batch task: every attempt of the task has the same one, except in a feed.
+
+    Rows of a feed are staged under their `attempt`, and one attempt of each partition is published.
+    """
 
     query: str  # Spark's id of the query, which its checkpoint keeps
     batch: int
     partition: int
+    attempt: str = ""  # of a feed: a name that no other attempt has
 
 
 class BatchBegin(Message, frozen=True):
@@ -23,6 +27,7 @@ class BatchBegin(Message, frozen=True):
 
     task: BatchTask
     stream: str  # the one that its rows go to
+    timers: tuple[int, int] | None = None  # it has no rows, but the outputs of timers at these places, (a, b]
 
 
 class BatchBegun(Message, frozen=True):
@@ -42,6 +47,7 @@ class BatchFrame(Message, frozen=True):
     digest: bytes
     rows: list[tuple[Key, int, Any]]  # the full type, so that decoding refuses malformed rows
     newest_ms: int = -1  # the newest event time among the rows
+    numbers: tuple[int, ...] = ()  # of a stream whose devices number their rows: the number of each row
 
 
 class BatchFrameTaken(Message, frozen=True):
@@ -74,6 +80,25 @@ class BatchRefused(Message, frozen=True):
 
     task: BatchTask
     reason: str
+
+
+class TimerQuery(Message, frozen=True):
+    """A query asks for outputs of timers. All of its batches that have begun are committed.
+
+    The answer comes when there is a place with such outputs after `after`; with `settled` also when
+    everything that has entered is processed.
+    """
+
+    stream: str  # the operator's input
+    after: int
+    settled: bool = False
+
+
+class TimerPlaces(Message, frozen=True):
+    """Outputs of timers are in the output log, at places up to `last`."""
+
+    stream: str
+    last: int
 
 
 class Unsubscribe(Message, frozen=True):

@@ -67,10 +67,14 @@ class MobileReceipt(Message, frozen=True):
 
 
 class RangeQuery(Message, frozen=True):
-    """A subscriber asks for the range of a stream's log, and for the mark of its named subscription."""
+    """A subscriber asks for the range of a stream's log, and for the mark of its named subscription.
+
+    The answer comes when there is an entry after `beyond`: at once without it.
+    """
 
     stream: str
     subscription: str = ""
+    beyond: int = -1
 
 
 class RangeReply(Message, frozen=True):

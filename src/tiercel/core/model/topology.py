@@ -30,6 +30,7 @@ class Stream(msgspec.Struct, frozen=True):
     gap_ms: int | None = None  # devices number its rows, and a gap closes after this; None: they do not
     first_number: int = 1  # of each device
     dead_letters: str = ""  # stream for numbers that are missing or went backwards
+    in_query: bool = False  # an operator inside a user's query writes it: outputs of timers wait for a batch
 
     def own_log_at(self, site: str) -> str:
         """The name of the log of what this site makes; empty: there is no such log."""

@@ -1,10 +1,13 @@
 """Rows of batch tasks: the tasks of a user's own query send rows, and wait for the outputs that these cause.
 
 Responsible for: appending each row of a micro-batch once, also if its task is tried again; telling a task
-    when all of its outputs are in the output log.
+    when all of its outputs are in the output log; outputs of timers, which belong to no row.
 Not responsible for: what is known of a batch (core/logs/batches.py), reading outputs (output_log.py).
 
     BatchBegin --> BatchBegun --> BatchFrame ... --> BatchEnd --(all outputs are in the log)--> BatchOutputs
+
+Outputs of timers are noted as numbered places of the output log. The query asks for their last number before
+it plans a batch (`TimerQuery`), and one task of the batch yields the places that were planned for it.
 
 The stream of a batch task is read by one operator, and all of its instances are at this site. So the outputs
 of a row are those of its inbox entry, whichever instances emit them.
@@ -12,6 +15,7 @@ of a row are those of its inbox entry, whichever instances emit them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tiercel.core import messages as m
@@ -41,6 +45,13 @@ class BatchIntake:
         self._tables: dict[str, BatchTable] = {}  # by stream
         self._waiting: dict[tuple[str, m.BatchTask], tuple[str, int]] = {}  # -> stream, last entry
         self._untaken: list[tuple[str, m.BatchTask, int, str]] = []  # receipts that wait for slow instances
+        self._polls: dict[str, m.TimerQuery] = {}  # peer -> its question, which waits
+        operators, streams = state.topology.operators.items(), state.topology.streams
+        self._timed = {
+            name: operator.inputs[0]
+            for name, operator in operators
+            if operator.output in streams and streams[operator.output].in_query
+        }  # operator inside a query -> its input
 
     def load(self, key: StorageKey, value: Any) -> None:
         self._table(key[1]).load(key, value)
@@ -71,7 +82,12 @@ class BatchIntake:
         part, begins = table.begin(step, message.task, log.offset)
         if begins:
             self.promise(step, message.stream, table)
-        step.send_durable(sender, m.BatchBegun(message.task, part.after, len(part.frames)))
+        after = part.after
+        if message.timers is not None:
+            part.timers = table.places(*message.timers)
+            table.forget_timers(step, message.timers[0])
+            after = part.timers[0].entry - 1 if part.timers else after
+        step.send_durable(sender, m.BatchBegun(message.task, after, len(part.frames)))
 
     def promise(self, step: Step, stream: str, table: BatchTable) -> None:
         """Rule R19: as in Spark, the rows of a batch are late by the watermark of the batches before it."""
@@ -119,6 +135,11 @@ class BatchIntake:
         if table is None or message.frames > len(table.parts[task.partition].frames):
             return
         part = table.parts[task.partition]
+        if part.timers is not None:
+            offsets = sorted({offset for place in part.timers for offset in place.offsets})
+            last = max((place.entry for place in part.timers), default=part.after)
+            step.send_durable(sender, m.BatchOutputs(task, offsets, last))
+            return
         if message.frames < len(part.frames):
             raise table.changed(task, f"{message.frames} frames of rows instead of {len(part.frames)}")
         self._waiting[sender, task] = (table.stream, max(part.offsets, default=0))
@@ -147,6 +168,30 @@ class BatchIntake:
             )
         return self.state.inboxes[readers[0]], log
 
+    # -- outputs of timers -----------------------------------------------------------------------
+
+    def emitted(self, step: Step, operator: str, outputs: Sequence[Output], after: int, through: int) -> None:
+        """Outputs of the inbox entries (after, through] are in the log: note those that no task waits for."""
+        stream = self._timed.get(operator)
+        if stream is not None and outputs:
+            table = self._table(stream)
+            if not table.are_of_rows(after, through):
+                _, log = self._ends(stream)
+                table.add_timers(step, log.offset, {output.offset for output in outputs})
+
+    def on_timer_query(self, step: Step, sender: str, message: m.TimerQuery) -> None:
+        """Rule R19: the query asks between two batches, so the watermark of the batches before may pass."""
+        self.promise(step, message.stream, self._table(message.stream))
+        self._polls[sender] = message
+
+    def _answer_polls(self, step: Step) -> None:
+        for peer, query in list(self._polls.items()):
+            table = self._table(query.stream)
+            inbox, _ = self._ends(query.stream)
+            if table.last_timer > query.after or (query.settled and self.all_emitted(inbox, inbox.offset)):
+                del self._polls[peer]
+                step.send_durable(peer, m.TimerPlaces(query.stream, table.last_timer))
+
     # -- complete outputs ------------------------------------------------------------------------
 
     def progressed(self, step: Step) -> None:
@@ -159,6 +204,8 @@ class BatchIntake:
                 step.send_durable(peer, m.BatchOutputs(task, offsets, log.offset))
         if self._untaken:
             self._release(step)
+        if self._polls:
+            self._answer_polls(step)
 
     def all_emitted(self, inbox: Inbox, offset: int) -> bool:
         """A batch task has its outputs when every owner, old and new, has emitted them."""
@@ -178,9 +225,10 @@ class BatchIntake:
 
     @property
     def active(self) -> bool:
-        return bool(self._waiting or self._untaken)
+        return bool(self._waiting or self._untaken or self._polls)
 
     def disconnected(self, peer: str) -> None:
         for waits in [key for key in self._waiting if key[0] == peer]:
             del self._waiting[waits]
         self._untaken = [receipt for receipt in self._untaken if receipt[0] != peer]
+        self._polls.pop(peer, None)

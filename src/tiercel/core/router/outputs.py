@@ -89,11 +89,21 @@ class DeferredAcks(Protocol):
         """Send acknowledgements that need not wait any longer."""
 
 
+class TimerOutputs(Protocol):
+    """Where outputs that no row has caused are noted."""
+
+    def emitted(self, step: Step, operator: str, outputs: Sequence[Output], after: int, through: int) -> None:
+        """Outputs of the inbox entries (after, through] are in the output log."""
+
+
 class OutputAdmission:
     """Admits the outputs of instances."""
 
-    def __init__(self, state: RouterState, fan_out: FanOut, acks: DeferredAcks, moves: Moves) -> None:
+    def __init__(
+        self, state: RouterState, fan_out: FanOut, acks: DeferredAcks, moves: Moves, timers: TimerOutputs
+    ) -> None:
         self.state = state
+        self._timers = timers
         self._fan_out = fan_out
         self._acks = acks
         self._moves = moves
@@ -115,6 +125,7 @@ class OutputAdmission:
             inbox.emitted[instance] = message.through
             step.put(("emitted", inbox.name, instance), message.through)
             self.emit(step, inbox.name, outputs, message.rows if outputs is message.outputs else None)
+            self._timers.emitted(step, inbox.name, outputs, mark, message.through)
             if message.dead_letters:
                 self.emit_dead(step, inbox.name, self._not_admitted(instance, mark, message.dead_letters))
         cursor.flush_no = message.flush
@@ -152,7 +163,9 @@ class OutputAdmission:
         every = self._moves.admit(step, message)
         dead = {id(o) for o in message.dead_letters}
         fences = self._moves.fences_of(message.move)
-        self.emit(step, inbox.name, [o for o in every if id(o) not in dead], fences=fences)
+        emitted = [o for o in every if id(o) not in dead]
+        self.emit(step, inbox.name, emitted, fences=fences)
+        self._timers.emitted(step, inbox.name, emitted, 0, inbox.offset)
         self.emit_dead(step, inbox.name, [o for o in every if id(o) in dead], fences)
 
     def emit(

@@ -23,6 +23,7 @@ from tiercel.core.logs.inbox import TABLES, Inbox
 from tiercel.core.logs.output_log import TABLES as STREAM_TABLES
 from tiercel.core.logs.sequencer import HeldRow
 from tiercel.core.logs.site_outbox import FrameId, SiteOutbox
+from tiercel.core.logs.staged import TABLES as STAGED_TABLES
 from tiercel.core.machine.effects import Effect, StorageKey
 from tiercel.core.machine.events import (
     CheckpointLoaded,
@@ -36,7 +37,7 @@ from tiercel.core.machine.events import (
     StateRead,
     TimerFired,
 )
-from tiercel.core.machine.names import ShadowReaderName, Timer, TimerKind, TimerName
+from tiercel.core.machine.names import ShadowReaderName, StagedReaderName, Timer, TimerKind, TimerName
 from tiercel.core.machine.step import Step
 from tiercel.core.migration.coordinator import MoveCoordinator
 from tiercel.core.migration.destination_router import IncomingMove
@@ -46,6 +47,7 @@ from tiercel.core.model.log import OutputFence, Row, StreamEntry
 from tiercel.core.model.topology import Topology, operator_of
 from tiercel.core.router.batch_intake import BatchIntake
 from tiercel.core.router.device_rows import DeviceRows
+from tiercel.core.router.feed_intake import FeedIntake
 from tiercel.core.router.forwarding import Forwarding
 from tiercel.core.router.intake import Intake
 from tiercel.core.router.load_sample import InboxLoad, ReaderLoad
@@ -96,9 +98,10 @@ class Router:
         fan_out = FanOut(state, self.watermarks, self.forwarding)
         self.devices = DeviceRows(state, self.forwarding, fan_out)
         self.intake = Intake(state, self.watermarks, self.forwarding, fan_out, self.devices)
-        self.outputs = OutputAdmission(state, fan_out, self.intake, self.moves)
-        self.sessions = Sessions(state, self.moves)
         self.batches = BatchIntake(state, self.watermarks, fan_out, self.moves)
+        self.outputs = OutputAdmission(state, fan_out, self.intake, self.moves, self.batches)
+        self.sessions = Sessions(state, self.moves)
+        self.feeds = FeedIntake(state, self.watermarks, fan_out, self.intake, self.devices)
         self._retrying = False
         self._unsynced: deque[tuple[int, list[tuple[Inbox, int]], list[tuple[SiteOutbox, int]]]] = deque()
         self._recovered = False
@@ -171,6 +174,7 @@ class Router:
             **dict.fromkeys(self.moves.tables, self.moves.load),
             "source": self.watermarks.load,
             **dict.fromkeys(BATCH_TABLES, self.batches.load),
+            **dict.fromkeys(STAGED_TABLES, self.feeds.load),
             "storage": not_loaded,
             "inbox": not_loaded,
         }
@@ -215,6 +219,8 @@ class Router:
             case LogRead(inbox=name, reader=reader, entries=entries):
                 if isinstance(reader, ShadowReaderName):
                     self.moves.on_shadow_read(step, reader.move, entries)
+                elif isinstance(reader, StagedReaderName):
+                    self.feeds.on_read(step, reader.feed, entries)
                 elif name in self.streams:
                     self.streams[name].on_read(step, reader, cast("list[StreamEntry]", entries))
                 else:
@@ -273,8 +279,14 @@ class Router:
                 if message.stream in self.streams:
                     self.streams[message.stream].consumed(step, sender, message)
                     self.intake.tell_congestion(step)
+            case m.BatchFrame(task=task) | m.BatchBegin(task=task) if task.attempt:
+                self.feeds.on_message(step, sender, message)
             case m.BatchFrame() | m.BatchBegin() | m.BatchEnd():
                 self.batches.on_message(step, sender, message)
+            case m.TimerQuery():
+                self.batches.on_timer_query(step, sender, message)
+            case m.FeedCommit() | m.FeedForget():
+                self.feeds.on_message(step, sender, message)
             case m.MoveOutputs():
                 self.outputs.on_move_outputs(step, message)
             case m.SiteFrame():
@@ -311,8 +323,7 @@ class Router:
                 if log is None:
                     step.send(sender, m.RangeReply(message.stream, -1, -1))
                 else:
-                    mark = log.marks.get(message.subscription, -1)
-                    step.send(sender, m.RangeReply(message.stream, log.first, log.visible, mark))
+                    log.asked(step, sender, message)
             case m.Attach():
                 self.sessions.on_attach(step, message)
             case m.Resume():
@@ -349,6 +360,8 @@ class Router:
             self.batches.progressed(step)
         if self.devices.active:
             self.devices.keep_time(step)
+        if self.feeds.active or self.state.deferred_acks:
+            self._let_in(step)
         if not self._retrying and self.moves.count:
             self._retrying = True
             step.timer(Timer(TimerKind.RETRY), step.now_ms + self.settings.retry_ms)
@@ -366,6 +379,18 @@ class Router:
             for stream in self.streams.values():
                 stream.written(seq)
         return self.journal.commit(step)
+
+    def _let_in(self, step: Step) -> None:
+        """Whoever waits for slow readers goes on if these have caught up, or have nothing left to read."""
+        shrunk, limit = False, self.settings.backlog_rows_max
+        for inbox in self.inboxes.values():
+            if inbox.backlog_rows > limit and inbox.readers.keys() <= inbox.cursors.keys():
+                inbox.passed(inbox.slowest_through())
+                shrunk = shrunk or inbox.backlog_rows <= limit
+        if shrunk and self.state.deferred_acks:
+            self.intake.release(step)
+        if self.feeds.active:
+            self.feeds.progressed(step)
 
     def _on_durable(self, step: Step, seq: int) -> list[Effect]:
         released = self.journal.durable_through(seq)
@@ -415,8 +440,9 @@ class Router:
         self.forwarding.disconnected(peer)
         self.sessions.disconnected(step, peer)
         self.batches.disconnected(peer)
+        self.feeds.disconnected(peer)
         for stream in self.streams.values():
-            stream.unsubscribe(peer)
+            stream.disconnected(peer)
         self.intake.disconnected(step, peer)
 
     # -- metrics and checks ------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from tiercel.core import messages as m
 from tiercel.core.batch_client import IN_FLIGHT_FRAMES_MAX, BatchClient
-from tiercel.core.machine.effects import Effect
-from tiercel.core.machine.events import Event
+from tiercel.core.machine.effects import Effect, Send
+from tiercel.core.machine.events import Connected, Event, Received
 from tiercel.core.model.log import Output, Row
 from tiercel.errors import UserError
 from tiercel.runtime.client.event_loop_thread import WOKEN, Client
@@ -30,25 +30,29 @@ _encode = msgspec.msgpack.Encoder().encode
 class BatchTaskClient(Client):
     """Runs batch tasks, one at a time. Calls raise UserError if a task cannot be exactly once."""
 
-    def __init__(self, deployment: DeploymentDir, site: str, outputs: str) -> None:
+    def __init__(self, deployment: DeploymentDir, site: str, outputs: str = "") -> None:
         self._machine = BatchClient(site, outputs)
         self._unsent: list[Effect] = []
         super().__init__(deployment, f"batch|{uuid.uuid4().hex}", site)
 
-    def begin(self, task: m.BatchTask, stream: str) -> None:
-        """Begin a task: the rows go to this stream."""
-        self._do(lambda: self._machine.begin(task, stream))
+    def begin(self, task: m.BatchTask, stream: str, timers: tuple[int, int] | None = None) -> None:
+        """Begin a task: the rows go to this stream. With `timers` it only has outputs, at these places."""
+        self._do(lambda: self._machine.begin(task, stream, timers))
         self._wait(lambda: self._machine.begun, "the router does not answer")
 
-    def send(self, stream: str, rows: list[Row], newest_ms: int = -1) -> None:
+    def send(self, stream: str, rows: list[Row], newest_ms: int = -1, numbers: Sequence[int] = ()) -> None:
         """The next frame of the task. Waits while too many are not durable."""
         digest = hashlib.blake2b(_encode(rows), digest_size=DIGEST_BYTES).digest()
         self._wait(lambda: self._machine.untaken < IN_FLIGHT_FRAMES_MAX, "rows are not taken")
-        self._do(lambda: self._machine.submit(stream, rows, digest, newest_ms))
+        self._do(lambda: self._machine.submit(stream, rows, digest, newest_ms, tuple(numbers)))
 
     def end(self) -> None:
         """There are no more rows."""
         self._do(self._machine.end)
+
+    def flush(self) -> None:
+        """Wait until every frame is durable."""
+        self._wait(lambda: not self._machine.untaken, "rows are not taken")
 
     def outputs(self) -> tuple[list[Output], bool]:
         """Outputs of the task's rows as they come, after `end`; and whether there may be more."""
@@ -113,10 +117,54 @@ class BatchTaskClient(Client):
             return effects
 
 
+class TimerClient(Client):
+    """Asks whether there are outputs of timers, as often as one likes."""
+
+    def __init__(self, deployment: DeploymentDir, site: str, stream: str) -> None:
+        self._stream = stream
+        self._query: m.TimerQuery | None = None
+        self._last = 0
+        self._unsent: list[Effect] = []
+        super().__init__(deployment, f"timers|{uuid.uuid4().hex}", site)
+
+    def last(self, after: int, timeout_s: float, *, settled: bool = False) -> int | None:
+        """The last place with outputs of timers, once there is one after this; None: no answer for so long.
+
+        With `settled`, there is an answer as soon as everything that has entered is processed.
+        """
+        self.connect()
+        query = m.TimerQuery(self._stream, after, settled)
+        with self._waiters:
+            self._query = query
+            self._unsent.append(Send(self._site, query))
+            self._loop_thread.wake()
+        if not self._waiters.until(self._answered, timeout_s):
+            return None
+        return self._last
+
+    def _answered(self) -> bool:
+        self._check()
+        return self._query is None
+
+    def on_event(self, event: Event, now_ms: float) -> list[Effect]:
+        with self._waiters:
+            effects, self._unsent = self._unsent, []
+            match event:
+                case Connected():
+                    self._ready = True
+                    effects = [] if self._query is None else [Send(self._site, self._query)]
+                case Received(message=m.TimerPlaces() as places):
+                    self._last, self._query = places.last, None
+                case _:
+                    pass
+            self._waiters.notify()
+            return effects
+
+
 _kept: dict[tuple[str, str, str, str], BatchTaskClient] = {}
 
 
-def client_for(deployment: DeploymentDir, site: str, outputs: str) -> BatchTaskClient:
+def client_for(deployment: DeploymentDir, site: str, outputs: str = "") -> BatchTaskClient:
     """The connection that this Python worker has kept from its last task, or a new one."""
     name = (str(deployment.directory), deployment.manifest().id, site, outputs)
     client = _kept.get(name)

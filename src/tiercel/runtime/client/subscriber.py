@@ -193,33 +193,58 @@ class Subscriber(Client):
             return effects
 
 
-class _RangeReader(Client):
-    """Asks for a stream's range, once."""
+class LogEnd(Client):
+    """Asks for the range of a stream's log, as often as one likes."""
 
-    def __init__(self, deployment: DeploymentDir, stream: str, timeout_s: float) -> None:
+    def __init__(self, deployment: DeploymentDir, stream: str, timeout_s: float = RANGE_S_MAX) -> None:
         self._stream = stream
-        self.range = (-1, -1)
+        self._range: tuple[int, int] | None = None
+        self._beyond = -1
+        self._unsent: list[Effect] = []
         home, _ = log_of(deployment.manifest(), stream)
         super().__init__(deployment, f"reader|{uuid.uuid4().hex}", home, timeout_s)
 
+    def range(self, timeout_s: float = RANGE_S_MAX) -> tuple[int, int]:
+        """First and last entry that can be read now; there is none if last is smaller."""
+        found = self._ask(-1, timeout_s)
+        if found is None:
+            raise self._no_answer(timeout_s)
+        return found
+
+    def beyond(self, offset: int, timeout_s: float) -> tuple[int, int] | None:
+        """The same, once there is an entry after this one; None if there is none for so long."""
+        return self._ask(offset, timeout_s)
+
+    def _ask(self, beyond: int, timeout_s: float) -> tuple[int, int] | None:
+        self.connect()
+        with self._waiters:
+            self._range, self._beyond = None, beyond
+            self._unsent.append(Send(self._site, m.RangeQuery(self._stream, beyond=beyond)))
+            self._loop_thread.wake()
+        return self._waiters.until(self._answered, timeout_s)
+
+    def _answered(self) -> tuple[int, int] | None:
+        self._check()
+        return self._range
+
     def on_event(self, event: Event, now_ms: float) -> list[Effect]:
-        match event:
-            case Connected():
-                return [Send(self._site, m.RangeQuery(self._stream))]
-            case Received(message=m.RangeReply() as reply):
-                with self._waiters:
-                    self.range, self._ready = (reply.first, reply.last), True
-                    self._waiters.notify()
-            case _:
-                pass
-        return []
+        with self._waiters:
+            effects: list[Effect] = []
+            match event:
+                case Connected():
+                    self._ready = True
+                    effects.append(Send(self._site, m.RangeQuery(self._stream, beyond=self._beyond)))
+                case Received(message=m.RangeReply() as reply):
+                    self._range = (reply.first, reply.last)
+                case _:
+                    pass
+            self._waiters.notify()
+            effects += self._unsent
+            self._unsent = []
+            return effects
 
 
 def stream_range(deployment: DeploymentDir, stream: str, timeout_s: float = RANGE_S_MAX) -> tuple[int, int]:
     """First and last entry of a stream that can be read now; there is none if last is smaller."""
-    reader = _RangeReader(deployment, stream, timeout_s)
-    try:
-        reader.connect(timeout_s)
-        return reader.range
-    finally:
-        reader.close()
+    with LogEnd(deployment, stream, timeout_s) as reader:
+        return reader.range(timeout_s)

@@ -49,12 +49,14 @@ def transform_with_state(
         log.warning("transform_with_state without storage=: its state ends with the application")
     frame, key = grouped_frame(grouped)
     event_time = next((c for c in frame.columns if watermark_delay_ms(frame, c) is not None), "")
-    in_query = timeMode == "none"
     live = start(frame.sparkSession, ["local"], storage)
     try:
-        source = live.stream("input", frame.schema, key=key, event_time="" if in_query else event_time)
-        if not in_query:
-            source.feed(frame, name=f"tiercel-feed-{name or type(statefulProcessor).__name__}")
+        source = live.stream(
+            "input", frame.schema, key=key, event_time="" if timeMode == "none" else event_time
+        )
+        delay = watermark_delay_ms(frame, event_time) if event_time else None
+        if delay is not None and timeMode != "none":
+            live.note_delay(source.name, delay)
         outputs = source.transform_with_state(
             statefulProcessor,
             outputStructType,
@@ -65,7 +67,9 @@ def transform_with_state(
             output_event_time=eventTimeColumnName,
             instances={"local": instances},
         )
-        result = inside(live, frame, source, outputs) if in_query else outputs.dataframe()
+        if timeMode != "none":
+            live.graph.put_in_query(outputs.name)
+        result = inside(live, frame, source, outputs)
         live.watch_dead_letters()
     except BaseException:
         live.stop()

@@ -54,6 +54,7 @@ class StreamDeclaration:
     outputs_at: str = "home"
     gap_ms: int | None = None
     first_number: int = 1
+    in_query: bool = False  # an operator with timers, inside a user's query, writes it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +181,10 @@ class Graph:
 
     # -- topology and manifest ----------------------------------------------------------------------
 
+    def put_in_query(self, stream: str) -> None:
+        """An operator inside a user's query writes this stream: outputs of its timers wait for a batch."""
+        self.streams[stream] = dataclasses.replace(self.streams[stream], in_query=True)
+
     def topology(self) -> Topology:
         streams = {
             d.name: Stream(
@@ -194,6 +199,7 @@ class Graph:
                 d.gap_ms,
                 d.first_number,
                 dead_letter_stream(d.name) if d.codec.sequence else "",
+                d.in_query,
             )
             for d in self.streams.values()
         }

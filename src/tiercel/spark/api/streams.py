@@ -301,13 +301,21 @@ class LiveStream(OperatorMethods):
     # -- writing and reading ------------------------------------------------------------------------------
 
     def feed(
-        self, frame: DataFrame, *, name: str = "", site: str = "", partitions: int = 1, **options: str
+        self,
+        frame: DataFrame,
+        *,
+        name: str = "",
+        site: str = "",
+        partitions: int | None = None,
+        **options: str,
     ) -> Feed:
         """Let a streaming DataFrame write into this stream, from the start of the deployment to its end.
 
-        Each of the `partitions` costs a Python worker per micro-batch; only one partition keeps the order of
-        the source. Further options: `trigger` ("1 second"), `checkpoint` (a directory), `badRows`: rows that
-        do not fit become `dead_letters` ("dead-letter"), or fail the feed ("fail").
+        Its tasks send their rows from their executors to the router. It has the partitions of the DataFrame,
+        or at most `partitions`; rows of a batch enter in the order of partitions. Rows of one key that are in
+        several partitions of the source keep the order of the source with `partitions=1` only. Further
+        options: `trigger` ("1 second"), `checkpoint` (a directory), `badRows`: rows that do not fit become
+        `dead_letters` ("dead-letter"), or fail the feed ("fail").
         """
         stream = self._input_stream("feed")
         missing = [n for n in self.codec.names if n not in frame.columns]
@@ -326,10 +334,11 @@ class LiveStream(OperatorMethods):
         delay = watermark_delay_ms(frame, self.codec.event_time) if self.codec.event_time else None
         if delay is not None:
             self._live.note_delay(stream, delay)
-        check_whole("partitions", partitions, 1)
         rows = frame.select(*self.codec.names)
         column_names(rows.schema, self.codec)  # refuses types that do not fit before the query starts
-        rows = rows.coalesce(partitions)
+        if partitions is not None:
+            check_whole("partitions", partitions, 1)
+            rows = rows.coalesce(partitions)
         feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options)
         self._live.add_feed(feed)
         return feed

@@ -38,13 +38,14 @@ _AS_THEY_ARE = (
 class ArrowRows:
     """The columns of one stream, for Arrow batches whose columns have the same names."""
 
-    def __init__(self, codec: RowCodec) -> None:
+    def __init__(self, codec: RowCodec, *, exact: bool = True) -> None:
+        """`exact`: the columns have the types of the stream; otherwise each value is checked."""
         self._codec = codec
         self._columns = [_column(field.dataType) for field in codec.schema.fields]
         must_have = {codec.event_time, codec.sequence}
         self._nullable = [field.nullable and field.name not in must_have for field in codec.schema.fields]
         self._time_at = codec.names.index(codec.event_time) if codec.event_time else None
-        self._by_column = all(self._columns)
+        self._by_column = exact and all(self._columns)
 
     def rows(
         self, batch: pyarrow.RecordBatch

@@ -13,29 +13,21 @@ sends the same rows under the same names, and reads the same outputs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from pyspark import TaskContext
 
 from tiercel.core.messages import BatchTask
-from tiercel.core.model.bundle import newest_ms
-from tiercel.core.model.log import Output
 from tiercel.errors import UserError
 from tiercel.runtime.client.batch_task import BatchTaskClient, client_for, drop
-from tiercel.runtime.client.validation import split_rows
 from tiercel.runtime.deployment import DeploymentDir
-from tiercel.spark.rows.arrow_rows import ArrowRows
-from tiercel.spark.rows.bundles import Bundler, slots_of
-from tiercel.spark.rows.row_codec import CoreRow, RowCodec
+from tiercel.spark.rows.row_codec import RowCodec
+from tiercel.spark.sources.frame_sender import FrameSender
 from tiercel.spark.sources.stream_reader import BATCH_ROWS, in_batches
-from tiercel.spark.sources.stream_writer import DeadLetterMaker
 
 if TYPE_CHECKING:
     import pyarrow
-
-FRAME_ROWS = 10_000  # rows of one inbox entry, cut the same way by each attempt
-FRAME_BYTES = 16_000_000  # a frame of wide rows is split; the wire accepts 64 MiB
 
 
 class BatchStep(msgspec.Struct, frozen=True):
@@ -51,26 +43,30 @@ class BatchStep(msgspec.Struct, frozen=True):
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         task = this_task()
+        topology = self.deployment.manifest().topology
         client = client_for(self.deployment, self.site, self.outputs)
         try:
             client.begin(task, self.stream)
-            sender = FrameSender(self, client, task)
+            sender = FrameSender(client, self.stream, self.codec, self.dead_letters, task, topology)
             for batch in batches:
                 sender.add(batch)
             sender.end()
-            more = True
-            while more:
-                found, more = client.outputs()
-                yield from self._arrow(found)
-            client.forget()
+            client.end()
+            yield from arrow_outputs(client, self.output_codec)
         except BaseException:  # the generator may be closed, or the connection be of no use
             drop(client)
             raise
 
-    def _arrow(self, outputs: list[Output]) -> Iterator[pyarrow.RecordBatch]:
-        for batch in in_batches(outputs, BATCH_ROWS):
+
+def arrow_outputs(client: BatchTaskClient, codec: RowCodec) -> Iterator[pyarrow.RecordBatch]:
+    """The outputs of a task that has ended, as they come."""
+    more = True
+    while more:
+        found, more = client.outputs()
+        for batch in in_batches(found, BATCH_ROWS):
             if batch:
-                yield self.output_codec.arrow_batch([output.row[2] for output in batch])
+                yield codec.arrow_batch([output.row[2] for output in batch])
+    client.forget()
 
 
 def this_task() -> BatchTask:
@@ -85,37 +81,3 @@ def this_task() -> BatchTask:
             hint="write a batch DataFrame with df.write.format('tiercel')",
         )
     return BatchTask(query, int(batch), context.partitionId())
-
-
-class FrameSender:
-    """Sends the rows of one task as frames that each attempt cuts in the same way."""
-
-    def __init__(self, step: BatchStep, client: BatchTaskClient, task: BatchTask) -> None:
-        self._step, self._client = step, client
-        self._arrow = ArrowRows(step.codec)
-        self._bundler = Bundler(step.codec, slots_of(step.deployment.manifest().topology, step.stream))
-        self._dead_letter = DeadLetterMaker(step.codec, task.query, task.batch, task.partition)
-        self._rows: list[tuple[Any, ...]] = []
-        self._refused: list[CoreRow] = []
-        self._seen = 0
-
-    def add(self, batch: pyarrow.RecordBatch) -> None:
-        rows, refused = self._arrow.rows(batch)
-        self._refused += [self._dead_letter(self._seen + n + 1, row, why) for n, row, why in refused]
-        self._seen += batch.num_rows
-        self._rows += rows
-        while len(self._rows) >= FRAME_ROWS:
-            self._send(self._rows[:FRAME_ROWS])
-            del self._rows[:FRAME_ROWS]
-
-    def end(self) -> None:
-        if self._rows:
-            self._send(self._rows)
-        for begin in range(0, len(self._refused), FRAME_ROWS):
-            self._client.send(self._step.dead_letters, self._refused[begin : begin + FRAME_ROWS])
-        self._client.end()
-
-    def _send(self, rows: list[tuple[Any, ...]]) -> None:
-        for packed, _ in split_rows(self._bundler.pack(rows), FRAME_ROWS, FRAME_BYTES):
-            newest = newest_ms(packed) if self._step.codec.event_time else -1
-            self._client.send(self._step.stream, packed, newest)

@@ -15,6 +15,8 @@ Not responsible for: reading (stream_reader.py), writing (stream_writer.py), the
     endingOffset        latest (default), or the last entry to read; batch only
     identity            true: adds _tiercel_id, "operator/key/epoch/offset/n", the same whenever it is read
     maxEntriesPerBatch  entries of the stream's log in one batch; default: all
+    partitions          tasks that read a batch, each a share of the keys; or history, each a share of the
+                        entries; default: up to 4, by the number of entries
     site                the site of a feed; default: the first that the stream allows
     batchId             for a DataFrame that is written without a query: a name that no other batch of the
                         stream has; a job that runs again under it adds nothing twice
@@ -47,9 +49,9 @@ from tiercel.spark.sources.stream_writer import (
     DEAD_LETTER,
     FAIL,
     BatchStreamWriter,
+    Columns,
     StreamWriter,
     Target,
-    column_names,
 )
 
 KNOWN = (
@@ -59,6 +61,7 @@ KNOWN = (
     "endingOffset",
     "identity",
     "maxEntriesPerBatch",
+    "partitions",
     "site",
     "badRows",
     "batchId",
@@ -84,14 +87,14 @@ class Streams(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         target = self._target(overwrite=overwrite)
         batch = Options(self.options, KNOWN).text("batchId")
-        return BatchStreamWriter(target, column_names(schema, target.codec), batch)
+        return BatchStreamWriter(target, Columns.of(schema, target.codec), batch)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         target = self._target(overwrite=overwrite)
         if Options(self.options, KNOWN).text("batchId"):
             what = "option batchId is given to a query"
             raise UserError(what, expected="checkpointLocation: a query's batches have numbers of their own")
-        return StreamWriter(target, column_names(schema, target.codec))
+        return StreamWriter(target, Columns.of(schema, target.codec))
 
     def _readable(self) -> ReadRequest:
         request = self._read_request()
@@ -118,6 +121,7 @@ class Streams(DataSource):
             options.offset("startingOffset", EARLIEST),
             ending,
             options.number("maxEntriesPerBatch", "a number of entries"),
+            options.number("partitions", "a number of tasks"),
         )
 
     def _target(self, *, overwrite: bool) -> Target:

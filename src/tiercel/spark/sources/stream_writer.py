@@ -1,11 +1,11 @@
 """The writer of a DataFrame into a stream: each row of each batch exactly once, also after retries.
 
-Responsible for: columns that fit, dead letters of rows that do not, what runs on executors and in the driver.
-Not responsible for: staged files, publish plans and sequence numbers (runtime/client/staged_batches.py).
+Responsible for: columns that fit, what runs on executors and in the driver.
+Not responsible for: frames and dead letters (frame_sender.py), what a router does with an attempt and a
+    commit (core/router/feed_intake.py).
 
-    executor    write: Arrow --> rows of the core --> a staged file      (again, if the task fails)
-                write: Arrow --> rows that do not fit --> another one, of dead letters
-    driver      commit: publish all files of the batch, in order         (again, if the driver fails)
+    executor    write: Arrow --> frames --> router, staged under (feed, batch, partition, attempt)
+    driver      commit: these attempts --> router, which publishes them once      (again, if the driver fails)
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
@@ -22,10 +22,13 @@ from pyspark import TaskContext
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from tiercel.core.messages import BatchTask, StagedPart
 from tiercel.errors import UserError
-from tiercel.runtime.client.staged_batches import BatchPublisher, StagedFile, StagingWriter
+from tiercel.runtime.client.batch_task import client_for, drop
+from tiercel.runtime.client.feed import feed_client, keep_site
 from tiercel.runtime.deployment import DeploymentDir
-from tiercel.spark.rows.row_codec import FEED_DEAD_LETTER_SCHEMA, BadRow, CoreRow, RowCodec
+from tiercel.spark.rows.row_codec import RowCodec
+from tiercel.spark.sources.frame_sender import FrameSender
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,7 +37,6 @@ log = logging.getLogger(__name__)
 
 DEAD_LETTER, FAIL = "dead-letter", "fail"
 NAME_MAX = 200  # of a feed's name: it names a directory
-SLICE_ROWS = 5_000  # rows that are Python objects at the same time
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -46,14 +48,6 @@ class Target(msgspec.Struct, frozen=True):
     codec: RowCodec
     dead_letters: str = ""  # the stream for rows that do not fit; empty: they fail the batch
     query: str = ""  # the name of the query
-
-
-class Staged(WriterCommitMessage):
-    """The file that one task has staged."""
-
-    def __init__(self, feed: str, file: StagedFile) -> None:
-        self.feed = feed
-        self.file = file
 
 
 def column_names(given: t.StructType, codec: RowCodec) -> list[str]:
@@ -89,88 +83,93 @@ def _fits(given: t.DataType, wanted: t.DataType) -> bool:
     return given.simpleString() == wanted.simpleString()
 
 
-def python_rows(
-    batches: Iterable[pyarrow.RecordBatch], names: Sequence[str]
-) -> Iterator[list[dict[str, Any]]]:
-    """Rows as Python values, a slice at a time; from Arrow, because its timestamps have their zone."""
-    for batch in batches:
-        named = batch.rename_columns(list(names))
-        for begin in range(0, named.num_rows, SLICE_ROWS):
-            yield named.slice(begin, SLICE_ROWS).to_pylist(maps_as_pydicts="strict")
+class StagedRows(WriterCommitMessage):
+    """What one attempt of a task has staged at the router."""
+
+    def __init__(self, feed: str, partition: int, part: StagedPart, newest_ms: int, rejected: int) -> None:
+        self.feed, self.partition, self.part = feed, partition, part
+        self.newest_ms, self.rejected = newest_ms, rejected
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """The columns of a DataFrame under the names of the stream, in the order of the DataFrame."""
+
+    names: list[str]
+    exact: bool  # they have the types of the stream's columns
+
+    @classmethod
+    def of(cls, given: t.StructType, codec: RowCodec) -> Columns:
+        names = column_names(given, codec)
+        wanted = [codec.schema[name].dataType for name in names]
+        return cls(names, [field.dataType for field in given.fields] == wanted)
 
 
 def stage(
-    target: Target, feed: str, batch: int, names: Sequence[str], batches: Iterator[pyarrow.RecordBatch]
-) -> Staged:
-    """On an executor: write the rows of one partition into a file."""
+    target: Target, feed: str, batch: int, columns: Columns, batches: Iterator[pyarrow.RecordBatch]
+) -> StagedRows:
+    """On an executor: send the rows of one partition to the router, which keeps them until the commit."""
     context = TaskContext.get()
     assert context is not None
-    partition = context.partitionId()
-    directory = BatchPublisher(target.deployment, feed).staging(batch)
-    file = StagingWriter(directory, partition, context.attemptNumber())
-    refused: StagingWriter | None = None
-    dead_letter = DeadLetterMaker(target.codec, target.query or feed, batch, partition)
-    seen = 0
+    task = BatchTask(feed, batch, context.partitionId(), uuid.uuid4().hex)
+    client = client_for(target.deployment, target.site)
     try:
-        for rows in python_rows(batches, names):
-            packed, bad = target.codec.pack_all(rows)
-            if bad and not target.dead_letters:
-                raise bad[0][2]
-            file.add(packed)
-            if bad:
-                refused = refused or StagingWriter(directory, partition, context.attemptNumber())
-                refused.add([dead_letter(seen + n + 1, row, reason) for n, row, reason in bad])
-            seen += len(rows)
-        return Staged(feed, file.finish(None if refused is None else refused.finish()))
+        client.begin(task, target.stream)
+        sender = FrameSender(
+            client,
+            target.stream,
+            target.codec,
+            target.dead_letters,
+            task,
+            target.deployment.manifest().topology,
+            feed=target.query,
+            exact=columns.exact,
+        )
+        for found in batches:
+            sender.add(found.rename_columns(columns.names).select(target.codec.names))
+        sender.end()
+        client.flush()
+        client.forget()
     except BaseException:
-        file.abandon()
-        if refused is not None:
-            refused.abandon()
+        drop(client)
         raise
-
-
-class DeadLetterMaker:
-    """Makes dead letters of rows that do not fit, for one partition."""
-
-    def __init__(self, codec: RowCodec, feed: str, batch: int, partition: int) -> None:
-        self._key, self._names = codec.key_alone(), codec.key
-        self._codec = RowCodec(FEED_DEAD_LETTER_SCHEMA)
-        self._where = (feed, batch, partition)
-
-    def __call__(self, number: int, row: dict[str, Any], reason: BadRow) -> CoreRow:
-        """The key is null if the key itself does not fit."""
-        key = None
-        with contextlib.suppress(BadRow):
-            key = self._key.pack({name: row[name] for name in self._names})[0]
-        return self._codec.pack((str(reason), key, number, _json(row), *self._where))
-
-
-def _json(row: Any) -> str:
-    try:
-        return msgspec.json.encode(row, enc_hook=str).decode()
-    except TypeError:  # a map with keys that JSON cannot have
-        return msgspec.json.encode(repr(row)).decode()
+    part = StagedPart(task.attempt, sender.frames)
+    return StagedRows(feed, task.partition, part, sender.newest_ms, sender.rejected)
 
 
 def publish(
-    target: Target, messages: Sequence[WriterCommitMessage | None], batch: int
-) -> BatchPublisher | None:
-    """In the driver: publish all files that the tasks of a batch have staged."""
-    staged = [message for message in messages if isinstance(message, Staged)]
+    target: Target,
+    messages: Sequence[WriterCommitMessage | None],
+    batch: int,
+    *,
+    remembered: bool = True,
+) -> None:
+    """In the driver: name the attempts that count. The router publishes them, in the order of partitions."""
+    staged = sorted(staged_in(messages), key=lambda message: message.partition)
     if not staged:
-        return None  # no partitions
-    feed = BatchPublisher(target.deployment, staged[0].feed)
-    files = [message.file for message in staged]
-    plan = feed.publish(batch, target.stream, target.site, files, target.dead_letters)
-    if plan.rejected:
-        log.warning(
-            "batch %d: %d rows do not fit stream %s: see %s",
-            batch,
-            plan.rejected,
-            plan.stream,
-            plan.dead_letters,
-        )
-    return feed
+        return  # no partitions
+    feed = staged[0].feed
+    if remembered:
+        keep_site(target.deployment, feed, target.site)
+    with feed_client(target.deployment, target.site, feed) as client:
+        newest_ms = max(message.newest_ms for message in staged)
+        client.commit(batch, target.stream, [message.part for message in staged], newest_ms)
+        if not remembered:
+            client.forget()
+    rejected = sum(message.rejected for message in staged)
+    if rejected:
+        where = (batch, rejected, target.stream, target.dead_letters)
+        log.warning("batch %d: %d rows do not fit stream %s: see %s", *where)
+
+
+def give_up(target: Target, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+    """In the driver: let the router forget what the tasks of a failed batch have staged."""
+    for feed in {message.feed for message in staged_in(messages)}:
+        with contextlib.suppress(UserError), feed_client(target.deployment, target.site, feed) as client:
+            client.forget(batch)  # without an answer; what stays goes with the next batch
+
+
+def staged_in(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
+    return [message for message in messages if isinstance(message, StagedRows)]
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -179,23 +178,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
     The query's id, from its checkpoint, is the name of the feed.
     """
 
-    def __init__(self, target: Target, names: Sequence[str]) -> None:
-        self._target, self._names = target, names
+    def __init__(self, target: Target, columns: Columns) -> None:
+        self._target, self._columns = target, columns
 
-    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedRows:
         context = TaskContext.get()
         assert context is not None
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         assert query is not None
         assert batch is not None
-        return stage(self._target, query, int(batch), self._names, iterator)
+        return stage(self._target, query, int(batch), self._columns, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         publish(self._target, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _drop_staged(self._target, messages, batchId)
+        give_up(self._target, messages, batchId)
 
 
 class BatchStreamWriter(DataSourceArrowWriter):
@@ -205,8 +204,8 @@ class BatchStreamWriter(DataSourceArrowWriter):
     nothing if the first was complete.
     """
 
-    def __init__(self, target: Target, names: Sequence[str], batch_id: str = "") -> None:
-        self._target, self._names = target, names
+    def __init__(self, target: Target, columns: Columns, batch_id: str = "") -> None:
+        self._target, self._columns = target, columns
         self._remembered = bool(batch_id)
         self._name = f"once-{uuid.uuid4()}"
         if batch_id:
@@ -215,18 +214,11 @@ class BatchStreamWriter(DataSourceArrowWriter):
             what = f"option batchId = {batch_id!r} is too long"
             raise UserError(what, expected=f"at most {NAME_MAX} characters with the name of the stream")
 
-    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Staged:
-        return stage(self._target, self._name, 0, self._names, iterator)
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedRows:
+        return stage(self._target, self._name, 0, self._columns, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        feed = publish(self._target, messages, 0)
-        if feed is not None and not self._remembered:
-            feed.forget()
+        publish(self._target, messages, 0, remembered=self._remembered)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _drop_staged(self._target, messages, 0)
-
-
-def _drop_staged(target: Target, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-    for name in {message.feed for message in messages if isinstance(message, Staged)}:
-        BatchPublisher(target.deployment, name).drop(batch)
+        give_up(self._target, messages, 0)
