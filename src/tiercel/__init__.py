@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tiercel.spark.api.status import ProcessStatus
     from tiercel.spark.api.streams import LiveStream
     from tiercel.spark.cluster.session import open_session as session
+    from tiercel.spark.listener import Listener
     from tiercel.spark.move_history import MoveReport
     from tiercel.spark.operators.folds import Fold
     from tiercel.spark.sources.stream_source import register
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Fold": ("tiercel.spark.operators.folds", "Fold"),
     "Link": ("tiercel.runtime.net.emulated_link", "Link"),
+    "Listener": ("tiercel.spark.listener", "Listener"),
     "Live": ("tiercel.spark.api.deployment", "Live"),
     "LiveStream": ("tiercel.spark.api.streams", "LiveStream"),
     "MoveReport": ("tiercel.spark.move_history", "MoveReport"),
@@ -60,6 +62,7 @@ _HOMES = {
 __all__ = [
     "Fold",
     "Link",
+    "Listener",
     "Live",
     "LiveStream",
     "MoveReport",

@@ -12,7 +12,7 @@ from tiercel.cli.bench import bench
 
 COMMANDS = (
     *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
-    *("memory", "checkpoint", "app", "nexmark", "pipeline", "word-recovery", "largest-load"),
+    *("memory", "checkpoint", "footprint", "app", "nexmark", "pipeline", "word-recovery", "largest-load"),
     *("offload", "skew", "soak", "gauges"),
     *("orders", "mobility", "transfer"),
 )
@@ -95,6 +95,8 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("app --during explode", "unknown change 'explode'"),
         ("app --set cars=0", "traffic: cars = '0'"),
         ("app --set cars", "--set 'cars'"),
+        ("footprint --keys 0", "--keys 0 is out of range"),
+        ("footprint --seconds 0", "--seconds 0 is out of range"),
         ("pipeline --keys none", "'none' is not a number"),
         ("pipeline --sink kafka", "unknown 'kafka'"),
         ("pipeline --rates 1", "--rates 1 is out of range"),

@@ -123,14 +123,14 @@ def test_every_row_has_the_documented_fields_and_losses_are_reported(
 def test_pipeline_has_the_documented_fields(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = {"batch_p50_ms": 1.0, "batch_max_ms": 2.0, "wrong": 0, "rows_a_batch": 100}
+    size = {"batch_p50_ms": 1.0, "batch_max_ms": 2.0, "spark_ms": 1.0, "wrong": 0, "rows_a_batch": 100}
 
-    def highest(_: Any, system: str, keys: int, sink: str, *more: Any) -> list[dict[str, Any]]:
+    def one_size(_: Any, system: str, keys: int, sink: str, *more: Any) -> dict[str, Any]:
         rates = {pipeline.PLAIN: 10, pipeline.DROP_IN: 30}
-        return [{"system": system, "keys": keys, "sink": sink, "rows_per_s": rates[system], **size}]
+        return {"system": system, "keys": keys, "sink": sink, "rows_per_s": rates[system], **size}
 
     monkeypatch.setattr(pipeline.tiercel, "session", lambda *_, **__: SimpleNamespace(stop=lambda: None))
-    monkeypatch.setattr(pipeline, "_highest", highest)
+    monkeypatch.setattr(pipeline, "_one_size", one_size)
     found = result_of(capsys, "pipeline --keys 1,2 --rates none --sink noop", 0)
     assert [(row["system"], row["ratio"]) for row in found["rows"]] == [("spark", 1.0), ("tiercel", 3.0)] * 2
     for row in found["rows"]:

@@ -34,7 +34,7 @@ def spark(connect_url: str) -> SparkSession:
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": connect_url.rpartition(":")[2],
     }
-    return tiercel.session("tests", slots=16, config=connect)
+    return tiercel.session("tests", slots=16, ui=True, config=connect)
 
 
 def pytest_sessionfinish() -> None:

@@ -166,6 +166,9 @@ def test_a_second_query_from_one_operator_is_refused(spark: SparkSession, tmp_pa
     [
         *(pytest.param(n, marks=pytest.mark.long) for n in ("value state", "list state", "map state")),
         pytest.param("initial state", marks=pytest.mark.long),
+        pytest.param("time to live", marks=pytest.mark.long),
+        pytest.param("processing-time timers", marks=pytest.mark.long),
+        "event-time timers",
     ],
 )
 def test_outputs_of_each_key_equal_those_of_spark(name: str, spark: SparkSession, tmp_path: Path) -> None:

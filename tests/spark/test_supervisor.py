@@ -29,7 +29,7 @@ class Job:
     def __init__(self, application: Application) -> None:
         self.application = application
 
-    def collect(self) -> None:
+    def run(self) -> None:
         self.application.run()
 
 
@@ -42,7 +42,7 @@ class Application(Backend):
         self.cancelled: list[str] = []
         self.entered: list[str] = []
 
-    def job(self, work: object, tasks: int = 1) -> Any:
+    def hosting_job(self, work: object, schema: str, profile: object = None) -> Any:
         return Job(self)
 
     def setting(self, name: str, default: str = "") -> str:
@@ -57,7 +57,7 @@ class Application(Backend):
     def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
         return threading.Thread(target=work, name=name, daemon=True)
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, description: str = "") -> None:
         self.entered.append(name)
 
     def cancel(self, name: str) -> None:
@@ -127,7 +127,7 @@ def test_start_fails_at_once_with_sparks_reason_if_spark_refuses_the_job(
     monkeypatch.setattr(supervisor, "START_S_MAX", 2.0)
     application = Application(lambda: None)
 
-    def enter(name: str) -> None:
+    def enter(name: str, description: str) -> None:
         raise ValueError("Spark job tag cannot contain ','.")
 
     monkeypatch.setattr(application, "enter", enter)

@@ -40,7 +40,7 @@ class Application(Backend):
     def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
         return threading.Thread(name=name, daemon=True)
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, description: str = "") -> None:
         raise AssertionError(name)
 
     def cancel(self, name: str) -> None:

@@ -398,6 +398,26 @@ def checkpoint(
         run.rows = bench_checkpoint.measure(options, run.show_progress)
 
 
+@bench.command(short_help="Memory and CPU without traffic, and memory for each key.")
+def footprint(
+    keys: Annotated[str, typer.Option(help="Numbers of keys, comma-separated.")] = "10000,100000",
+    seconds: Annotated[float, typer.Option(help="Seconds without traffic.")] = 20.0,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Measure what a deployment costs that has nothing to do, and what a key costs in memory.
+
+    Example: tiercel bench footprint --keys 10000 --seconds 10
+    """
+    counts = _numbers("--keys", keys, 1, 10_000_000)
+    _check("--seconds", seconds, 1, 3_600)
+    from tiercel.bench.scenarios import footprint as bench_footprint
+
+    with _measuring("footprint", as_json, out, None) as run:
+        run.settings = {"keys": counts, "seconds": seconds}
+        run.rows = bench_footprint.measure(counts, seconds, run.show_progress)
+
+
 @bench.command(short_help="An application before, during and after changes, with its oracle's verdict.")
 def app(
     name: Annotated[str, typer.Option("--app", help="The application: tiercel app list.")] = "traffic",
@@ -437,12 +457,21 @@ def app(
         run.rows, run.more = bench_app.measure(options, run.show_progress)
 
 
+def _rates(given: str, half: str) -> list[int | str]:
+    """Numbers, and perhaps `half` at the end; or none."""
+    parts = [] if given == "none" else _parts(given)
+    numbers = [part for part in parts if part != half]
+    found: list[int | str] = list(_numbers("--rates", ",".join(numbers), 10, 1_000_000) if numbers else ())
+    return found + [half] * (half in parts)
+
+
 @bench.command(short_help="One DataFrame to one sink, by plain Spark and by the drop-in operator.")
 def pipeline(
     keys: Annotated[str, typer.Option(help="Numbers of keys, comma-separated.")] = "1000,50000",
     rates: Annotated[
-        str, typer.Option(help="Rows a second, comma-separated; none: only the highest rate.")
-    ] = "2000,10000",
+        str,
+        typer.Option(help="Rows a second, comma-separated; half: of Spark's highest; none: only the highest"),
+    ] = "2000,10000,half",
     sink: Annotated[str, typer.Option(help="Sinks, comma-separated: noop, parquet.")] = "noop,parquet",
     batches: Annotated[
         str, typer.Option(help="Rows of a batch for the highest rate, comma-separated; none: without it.")
@@ -462,7 +491,7 @@ def pipeline(
 
     options = bench_pipeline.Options(
         _numbers("--keys", keys, 1, 1_000_000),
-        [] if rates == "none" else _numbers("--rates", rates, 10, 1_000_000),
+        _rates(rates, bench_pipeline.HALF),
         _choose("--sink", _parts(sink), bench_pipeline.SINKS),
         [] if batches == "none" else _numbers("--batches", batches, 100, 10_000_000),
         seconds,

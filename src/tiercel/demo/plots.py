@@ -19,13 +19,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tiercel.demo.run import Change, Demonstration
+from tiercel.demo.side_by_side import SideBySide
 
 WINDOW_S = 0.1
 ZOOM_S = 0.4  # shown before and after a change
 DOTS_MAX = 20_000  # more are one blot
 FLOOR_MS = 0.05  # of the logarithmic axis
 CHANGE_COLOURS = ("#d97706", "#7c3aed")
-MOVING_COLOUR, OTHER_COLOUR = "#2563eb", "#9ca3af"
+MOVING_COLOUR, OTHER_COLOUR, SPARK_COLOUR = "#2563eb", "#9ca3af", "#dc2626"
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,14 +55,38 @@ class Timeline:
 def draw_timeline(found: Demonstration, path: Path) -> None:
     """The whole run above, each change from near below."""
     timeline = Timeline(found)
-    figure = Figure(figsize=(12, 7.5), dpi=110, layout="constrained")
+    figure = Figure(figsize=(12, 11), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(2, len(found.changes), height_ratios=[1.15, 1])
+    grid = figure.add_gridspec(3, len(found.changes), height_ratios=[1.15, 1, 1.15])
     _whole(figure.add_subplot(grid[0, :]), timeline, found.changes)
     for n, change in enumerate(found.changes):
         _near(figure.add_subplot(grid[1, n]), timeline, change, CHANGE_COLOURS[n])
+    if found.beside is not None:
+        _beside(figure.add_subplot(grid[2, :]), found.beside)
     figure.suptitle("Latency of each output: from the due time of its position until a subscriber has it")
     figure.savefig(path)
+
+
+def _beside(axes: Axes, found: SideBySide) -> None:
+    """Both pipelines over time: a saw of micro-batches, and the rows that waited for the rescaling."""
+    for each, colour in zip(found.pipelines, (SPARK_COLOUR, MOVING_COLOUR), strict=True):
+        floor, stopped = each.figures["floor_ms"], each.figures["stoppage_ms"]
+        label = each.name
+        if stopped is not None:
+            label += f": stoppage {stopped:,.0f} ms above its floor"
+        axes.plot(each.due_s, np.array(each.latency_ms) / 1e3, color=colour, linewidth=1.4, label=label)
+        axes.axhline(floor / 1e3, color=colour, linestyle=":", linewidth=1.0)
+        axes.axvspan(found.change_s, found.change_s + each.changed_s, color=colour, alpha=0.10)
+    axes.axvline(found.change_s, color="#111111", linewidth=1.2, label="both are rescaled")
+    axes.set_title(
+        "one load to one sink, side by side: from due to committed (dotted: the floor)", fontsize=11
+    )
+    axes.set_xlabel("due, s")
+    axes.set_ylabel("latency, s")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, found.end_s)
+    axes.grid(visible=True, alpha=0.35)
+    axes.legend(loc="upper left", fontsize=8.5, framealpha=0.9)
 
 
 def _axes(axes: Axes, title: str) -> None:

@@ -5,6 +5,7 @@ Not responsible for: the load (traffic.py), definitions of figures (bench/metric
     audit (speed_monitor.py), pictures (plots.py), progress and tables (cli/demo.py).
 
     start Spark, deploy | warm up | steady | move 100 cars | settle | scale out 2 -> 3 | settle | audit
+    one load to plain Spark and to Tiercel | both are rescaled | settle            (side_by_side.py)
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import numpy as np
 
 from tiercel.bench.metrics import Moments, Outputs, judge
 from tiercel.bench.report import Cpu, Line, check_place, writing
+from tiercel.demo import side_by_side
 from tiercel.demo.audit import Audit
+from tiercel.demo.side_by_side import SideBySide
 from tiercel.demo.speed_monitor import POSITIONS, SPEEDS, SpeedMonitor, audit, positions_from_files
 from tiercel.demo.traffic import (
     FileWriter,
@@ -47,6 +50,8 @@ WARM_S = 3.0
 SINK_TRIGGER = "2 seconds"
 MOVE_S_MAX = 60.0
 CATCH_UP_S_MAX = 60.0
+BESIDE_S_MIN = 4.0
+PROGRESS = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
 MARK = ".tiercel-demo"  # a directory with this file in it is ours to empty
 
 
@@ -76,12 +81,14 @@ class Demonstration:
     feed_batches: int
     cpu: Line
     spark: str
+    beside: SideBySide | None = None
     took_s: float = 0.0
     recorded: Path = field(default_factory=Path)
 
     @property
     def good(self) -> bool:
-        return self.audit.faults == 0 and self.audit.inputs > 0
+        wrong = 0 if self.beside is None else self.beside.wrong
+        return self.audit.faults == 0 and self.audit.inputs > 0 and wrong == 0
 
 
 def recording_place(out: Path) -> Path:
@@ -103,13 +110,15 @@ def run(out: Path, seconds: float, show_progress: ShowProgress) -> Demonstration
     begun = time.monotonic()
     recorded = recording_place(out.resolve())
     show_progress("starting Spark")
-    spark = open_session("tiercel-demo", slots=SLOTS)
+    spark = open_session("tiercel-demo", slots=SLOTS, config=PROGRESS)
     try:
         with start(spark, [SITE]) as live:
             found = _deploy_and_run(live, recorded, seconds, show_progress)
             show_progress("auditing every output with a Spark batch job")
             found.audit = audit(spark, [recorded / "produced", recorded / "files"], recorded / "outputs")
-            show_progress("stopping")
+        show_progress("one load, by plain Spark and by Tiercel, both rescaled in the middle")
+        found.beside = side_by_side.run(spark, max(BESIDE_S_MIN, seconds / 2))
+        show_progress("stopping")
     finally:
         spark.stop()
     found.recorded, found.took_s = recorded, time.monotonic() - begun

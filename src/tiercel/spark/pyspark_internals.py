@@ -11,6 +11,7 @@ import enum
 import re
 
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from tiercel.errors import UserError
@@ -74,3 +75,12 @@ def repartition_checkpoint(spark: SparkSession, location: str, partitions: int) 
     if manager is None:
         raise CannotTell("this Spark cannot repartition the state of a query")
     manager.repartition(location, partitions)
+
+
+def repartition_complete_checkpoint(spark: SparkSession, location: str, partitions: int) -> str:
+    """The same; returns the reason if Spark refuses, for example because the last batch is not complete."""
+    try:
+        repartition_checkpoint(spark, location, partitions)
+    except PySparkException as refusal:
+        return str(refusal).partition("\n")[0]
+    return ""

@@ -7,11 +7,13 @@ Not responsible for: files (loadgen/files.py), the operator (spark/api/drop_in.p
     files --> [coalesce] --> transformWithState, or tiercel.transform_with_state --> observe --> sink
 
 Latency is from the time at which a row was due to the commit of its batch, which the query's own progress
-says. The highest rate is that of batches of one size after the other, each as soon as the last has ended.
+says. The highest rate is that of batches of one size after the other, each as soon as the last has ended, for
+as long as the option says: what the system keeps up with.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 import threading
@@ -26,6 +28,7 @@ from typing import Any
 import numpy as np
 
 import tiercel
+from tiercel.bench.baselines.spark_rescale import stop_repartition_restart
 from tiercel.bench.loadgen import files
 from tiercel.bench.report import Line, our_cpu_s, percentile
 from tiercel.spark.observed import observe, observed
@@ -34,11 +37,15 @@ from tiercel.spark.operators.processor_adapter import Row, StatefulProcessor, St
 ShowProgress = Callable[[str], None]
 
 PLAIN, DROP_IN, MOVED, SCALED = "spark", "tiercel", "tiercel, half of the keys move", "tiercel, scale-out"
+RESTARTED = "spark, stop, repartition, restart"
+CHANGED = (RESTARTED, MOVED, SCALED)
+HALF = "half"  # a rate: half of plain Spark's highest
 SINKS = ("noop", "parquet")
 OUTPUT = "sensor bigint, count bigint, average double, created_us bigint"
 SLOTS = 12
 WARM_BATCHES = 3
 FILES_A_BATCH = 4
+BATCHES_AHEAD = 4  # that are written before they are read
 WARM_S = 4.0
 SAMPLES = 200  # of the rows of a batch, whose times are even
 CHANGE_AT = 0.5  # of the measured time
@@ -69,7 +76,7 @@ class Options:
     """Options of the benchmark."""
 
     keys: Sequence[int]
-    rates: Sequence[int]
+    rates: Sequence[int | str]  # or HALF
     sinks: Sequence[str]
     batches: Sequence[int]  # rows of a batch for the highest rate; none: it is left out
     seconds: float
@@ -90,12 +97,17 @@ def measure(options: Options, show_progress: ShowProgress) -> tuple[list[Line], 
     try:
         for keys in options.keys:
             for sink in options.sinks:
+                half = None
                 if options.batches:
-                    found = [_highest(spark, s, keys, sink, options, show_progress) for s in (PLAIN, DROP_IN)]
+                    found = _highest(spark, keys, sink, options, show_progress)
                     sizes += [size for each in found for size in each]
-                    lines += _best(found)
+                    best = _best(found)
+                    lines += best
+                    half = best[0]["rows_per_s"] // 2
                 for rate in options.rates:
-                    lines += _at_rate(spark, keys, sink, rate, options, show_progress)
+                    offered = half if rate == HALF else int(rate)
+                    if offered:
+                        lines += _at_rate(spark, keys, sink, offered, options, show_progress)
     finally:
         spark.stop()
     return lines, {"batches": sizes}
@@ -135,7 +147,7 @@ def pipeline(
 
 
 def _transform(grouped: Any, system: str) -> Any:
-    if system == PLAIN:
+    if system in (PLAIN, RESTARTED):
         return grouped.transformWithState(CreatedAverage(), OUTPUT, "append", "none")
     instances = 2 if system == MOVED else 1
     return tiercel.transform_with_state(
@@ -147,6 +159,12 @@ def observed_rows(progress: Any) -> dict[str, Any]:
     """What the sink was given in one batch; empty if nothing."""
     found = observed(progress, "rows")
     return found if found.get("rows") else {}
+
+
+def committed_us(progress: Any) -> float:
+    """When a batch was committed."""
+    began = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).timestamp()
+    return float((began + progress["durationMs"]["triggerExecution"] / 1e3) * 1e6)
 
 
 def wrong_rows(progress: Sequence[Any], runs: Sequence[int], keys: int) -> int:
@@ -165,39 +183,74 @@ def wrong_rows(progress: Sequence[Any], runs: Sequence[int], keys: int) -> int:
 
 
 def _highest(
-    spark: Any, system: str, keys: int, sink: str, options: Options, show_progress: ShowProgress
-) -> list[Line]:
-    """Rows a second for each size of a batch."""
-    lines = []
+    spark: Any, keys: int, sink: str, options: Options, show_progress: ShowProgress
+) -> list[list[Line]]:
+    """Rows a second for each size of a batch, of both systems, which take turns."""
+    found: list[list[Line]] = [[], []]
     for rows in options.batches:
-        show_progress(f"{keys:,} keys, {sink}: {system}, batches of {rows:,} rows")
-        count = WARM_BATCHES + max(2, round(options.seconds / 4))
-        with _directory() as place:
-            source = place / "source"
-            source.mkdir()
-            part = rows // FILES_A_BATCH
-            for n in range(count * FILES_A_BATCH):
-                files.write(source, n, files.table(n * part, part, keys, 0.0, 1.0))
-            with pipeline(spark, system, source, place, sink, maxFilesPerTrigger=FILES_A_BATCH) as start:
-                query = start(availableNow=True)
-                query.awaitTermination(int(DRAIN_S_MAX + 4 * options.seconds))
-                query.stop()
-            batches = [p for p in query.recentProgress if p["numInputRows"]]
-        taken_ms = [p["durationMs"]["triggerExecution"] for p in batches[WARM_BATCHES:]]
-        counted = sum(p["numInputRows"] for p in batches[WARM_BATCHES:])
-        lines.append(
-            {
-                "system": system,
-                "keys": keys,
-                "sink": sink,
-                "rows_a_batch": rows,
-                "rows_per_s": round(counted / max(1, sum(taken_ms)) * 1e3),
-                "batch_p50_ms": float(sorted(taken_ms)[len(taken_ms) // 2]) if taken_ms else None,
-                "batch_max_ms": float(max(taken_ms)) if taken_ms else None,
-                "wrong": wrong_rows(query.recentProgress, [count * FILES_A_BATCH * part], keys),
-            }
-        )
-    return lines
+        for lines, system in zip(found, (PLAIN, DROP_IN), strict=True):
+            show_progress(f"{keys:,} keys, {sink}: {system}, batches of {rows:,} rows")
+            lines.append(_one_size(spark, system, keys, sink, rows, options.seconds))
+    return found
+
+
+def _one_size(spark: Any, system: str, keys: int, sink: str, rows: int, seconds: float) -> Line:
+    """Batches of one size, each as soon as the last has ended, for so many seconds behind the first ones."""
+    with _directory() as place:
+        source = place / "source"
+        source.mkdir()
+        part = rows // FILES_A_BATCH
+        writing = threading.Event()
+        written = [0]
+
+        def write_ahead(limit: int = 10**9) -> None:
+            while not writing.is_set() and written[0] < limit:
+                if written[0] < (done[0] + BATCHES_AHEAD) * FILES_A_BATCH:
+                    files.write(source, written[0], files.table(written[0] * part, part, keys, 0.0, 1.0))
+                    written[0] += 1
+                else:
+                    time.sleep(0.01)
+
+        done = [0]
+        write_ahead(BATCHES_AHEAD * FILES_A_BATCH)
+        with pipeline(spark, system, source, place, sink, maxFilesPerTrigger=FILES_A_BATCH) as start:
+            writer = threading.Thread(target=write_ahead, daemon=True)
+            writer.start()
+            query = start()
+            began = 0.0
+            give_up = time.monotonic() + DRAIN_S_MAX + 4 * seconds
+            while time.monotonic() < give_up and query.isActive:
+                done[0] = sum(1 for p in query.recentProgress if p["numInputRows"])
+                began = began or (time.monotonic() if done[0] > WARM_BATCHES else 0.0)
+                if began and time.monotonic() > began + seconds:
+                    break
+                time.sleep(0.05)
+            writing.set()
+            writer.join()
+            query.processAllAvailable()
+            query.stop()
+        progress = list(query.recentProgress)
+        batches = [p for p in progress if p["numInputRows"]][WARM_BATCHES:]
+    full = [p for p in batches if p["numInputRows"] == part * FILES_A_BATCH]
+    taken_ms = [p["durationMs"]["triggerExecution"] for p in full]
+    return {
+        "system": system,
+        "keys": keys,
+        "sink": sink,
+        "rows_a_batch": rows,
+        "rows_per_s": round(sum(p["numInputRows"] for p in full) / max(1, sum(taken_ms)) * 1e3),
+        "batch_p50_ms": float(sorted(taken_ms)[len(taken_ms) // 2]) if taken_ms else None,
+        "batch_max_ms": float(max(taken_ms)) if taken_ms else None,
+        "spark_ms": _spark_ms(full),
+        "wrong": wrong_rows(progress, [written[0] * part], keys),
+    }
+
+
+def _spark_ms(progress: Sequence[Any]) -> float | None:
+    """The median time of a batch for Spark itself: planning, write-ahead log, commit of offsets."""
+    own = ("queryPlanning", "walCommit", "commitOffsets", "getBatch")
+    spent = sorted(sum(p["durationMs"].get(step, 0) for step in own) for p in progress)
+    return float(spent[len(spent) // 2]) if spent else None
 
 
 def _best(found: Sequence[Sequence[Line]]) -> list[Line]:
@@ -214,10 +267,12 @@ def _best(found: Sequence[Sequence[Line]]) -> list[Line]:
                 "rows_per_s": of_system["rows_per_s"],
                 "p50_ms": of_system["batch_p50_ms"],
                 "p95_ms": of_system["batch_max_ms"],
+                "spark_ms": of_system["spark_ms"],
                 "cores": None,
                 "wrong": sum(size["wrong"] for size in sizes),
                 "ratio": round(of_system["rows_per_s"] / max(1, best[0]["rows_per_s"]), 2),
                 "during_p95_ms": None,
+                "stopped_ms": None,
             }
         )
     return lines
@@ -229,7 +284,7 @@ def _best(found: Sequence[Sequence[Line]]) -> list[Line]:
 def _at_rate(
     spark: Any, keys: int, sink: str, rate: int, options: Options, show_progress: ShowProgress
 ) -> list[Line]:
-    systems = [PLAIN, DROP_IN] + ([MOVED, SCALED] if options.changes else [])
+    systems = [PLAIN, DROP_IN, *(CHANGED if options.changes else ())]
     lines: list[Line] = []
     for system in systems:
         show_progress(f"{keys:,} keys, {sink}: {system} at {rate:,} rows/s, {options.seconds:g} s")
@@ -253,17 +308,20 @@ def _steady(spark: Any, system: str, keys: int, sink: str, rate: int, seconds: f
             began = time.time()
             time.sleep(WARM_S)
             used = our_cpu_s()
-            change = threading.Thread(target=_change, args=(system, seconds))
-            if system in (MOVED, SCALED):
+            queries = [query]
+            stopped: list[float] = []
+            work = functools.partial(_change, system, seconds, queries, stopped, spark, start, place)
+            change = threading.Thread(target=work)
+            if system in CHANGED:
                 change.start()
             load.wait()
             if change.is_alive():
                 change.join(DRAIN_S_MAX)
             spent = our_cpu_s() - used
             ended = time.time()
-            query.processAllAvailable()
-            query.stop()
-        progress = query.recentProgress
+            queries[-1].processAllAvailable()
+            queries[-1].stop()
+        progress = [p for query in queries for p in query.recentProgress]
     warmed = began + WARM_S
     latencies, during, counted = _latencies(progress, warmed * 1e6, warmed + CHANGE_AT * seconds)
     return {
@@ -274,16 +332,32 @@ def _steady(spark: Any, system: str, keys: int, sink: str, rate: int, seconds: f
         "rows_per_s": round(counted / seconds),
         "p50_ms": round(percentile(latencies, 0.5), 1),
         "p95_ms": round(percentile(latencies, 0.95), 1),
+        "spark_ms": _spark_ms([p for p in progress if observed_rows(p)]),
         "cores": round(spent / (ended - began - WARM_S), 2),
         "wrong": wrong_rows(progress, [warm, round((WARM_S + seconds) * rate)], keys),
         "ratio": None,
-        "during_p95_ms": round(percentile(during, 0.95), 1) if system in (MOVED, SCALED) else None,
+        "during_p95_ms": round(percentile(during, 0.95), 1) if system in CHANGED else None,
+        "stopped_ms": round(stopped[0] * 1e3) if stopped else None,
     }
 
 
-def _change(system: str, seconds: float) -> None:
-    """Half of the keys go to another instance, or there is one more instance, while the query runs."""
+def _change(
+    system: str,
+    seconds: float,
+    queries: list[Any],
+    stopped: list[float],
+    spark: Any,
+    start: Callable[..., Any],
+    place: Path,
+) -> None:
+    """Halfway: half of the keys move, or there is one more instance; or Spark does what it can do."""
     time.sleep(CHANGE_AT * seconds)
+    if system == RESTARTED:
+        partitions = (os.cpu_count() or 1) + 1
+        ran, took_s = stop_repartition_restart(spark, queries[-1], start, place / "checkpoint", partitions)
+        queries += ran
+        stopped.append(took_s)
+        return
     [live] = tiercel.deployments()
     if system == SCALED:
         live.scale(OPERATOR, {"local": 2}).wait()
@@ -299,14 +373,14 @@ def _latencies(progress: Sequence[Any], from_us: float, change_s: float) -> tupl
         rows = observed_rows(batch)
         if not rows or rows["last_us"] < from_us:
             continue
-        began = datetime.fromisoformat(batch["timestamp"].replace("Z", "+00:00")).timestamp()
-        committed_us = (began + batch["durationMs"]["triggerExecution"] / 1e3) * 1e6
+        at_us = committed_us(batch)
+        began = at_us / 1e6 - batch["durationMs"]["triggerExecution"] / 1e3
         due = np.linspace(max(rows["first_us"], from_us), rows["last_us"], SAMPLES)
         share = max(1, round(rows["rows"] / 1_000))
-        latencies = np.tile((committed_us - due) / 1e3, share)
+        latencies = np.tile((at_us - due) / 1e3, share)
         found.append(latencies)
         counted += rows["rows"]
-        if change_s <= committed_us / 1e6 and began <= change_s + 3.0:
+        if change_s <= at_us / 1e6 and began <= change_s + 3.0:
             during.append(latencies)
     empty = np.zeros(0)
     return np.sort(np.concatenate(found or [empty])), np.sort(np.concatenate(during or [empty])), counted

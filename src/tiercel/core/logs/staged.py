@@ -21,7 +21,7 @@ from tiercel.core.machine.effects import StorageKey
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import Publication, StagedAttempt
 from tiercel.core.messages.batch import BatchFrame, BatchTask
-from tiercel.core.messages.feed import StagedPart
+from tiercel.core.messages.feed import FeedCommit
 from tiercel.core.model.log import Entry, Row
 
 TABLES: Final = ("feed", "staged", "publication")
@@ -87,12 +87,11 @@ class StagedLogs:
         self.attempts[attempt] = staged
         step.put(("staged", attempt), staged)
 
-    def decide(
-        self, step: Step, task: BatchTask, stream: str, parts: list[StagedPart], newest_ms: int
-    ) -> None:
+    def decide(self, step: Step, commit: FeedCommit) -> None:
         """Begin to publish a batch. InvalidRequest if something of it, or of the batch before, is missing."""
+        task, parts = commit.task, commit.parts
         before = self.published.get(task.query)
-        if before is not None and task.batch > before + 1:
+        if before is not None and task.batch > before + 1 and commit.consecutive:
             raise InvalidRequest(
                 f"batch {task.batch} of feed {task.query} follows batch {before} in this router: its log has "
                 "lost acknowledged frames",
@@ -109,7 +108,7 @@ class StagedLogs:
                     "expected the router that the tasks of the batch have sent their rows to",
                     "start the query again: Spark repeats the batch",
                 )
-        self._set(step, task.query, Publication(task.batch, stream, parts, newest_ms))
+        self._set(step, task.query, Publication(task.batch, commit.stream, parts, commit.newest_ms))
 
     def _set(self, step: Step, feed: str, publication: Publication) -> None:
         self.publications[feed] = at_next_frame = self.skip_empty(publication)

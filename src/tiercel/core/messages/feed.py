@@ -25,6 +25,7 @@ class FeedCommit(Message, frozen=True):
     stream: str
     parts: list[StagedPart]
     newest_ms: int = -1  # the newest event time among the rows
+    consecutive: bool = True  # its number follows that of the last batch; False: it is only larger
 
 
 class FeedPublished(Message, frozen=True):

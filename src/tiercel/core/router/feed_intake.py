@@ -78,7 +78,7 @@ class FeedIntake:
         task = message.task
         if not self.staged.is_decided(task.query, task.batch):
             try:
-                self.staged.decide(step, task, message.stream, message.parts, message.newest_ms)
+                self.staged.decide(step, message)
             except InvalidRequest as refusal:
                 step.send(sender, m.BatchRefused(task, str(refusal)))
                 return

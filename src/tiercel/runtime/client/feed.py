@@ -32,10 +32,19 @@ class FeedClient(Client):
         self._unsent: list[Effect] = []
         super().__init__(deployment, f"commit|{uuid.uuid4().hex}", site)
 
-    def commit(self, batch: int, stream: str, parts: Sequence[m.StagedPart], newest_ms: int) -> None:
+    def commit(
+        self,
+        batch: int,
+        stream: str,
+        parts: Sequence[m.StagedPart],
+        newest_ms: int = -1,
+        *,
+        consecutive: bool = True,
+    ) -> None:
         """Publish these attempts unless the batch is decided; returns when all of it is durable."""
         self.connect()
-        commit = m.FeedCommit(m.BatchTask(self._feed, batch, WHOLE_BATCH), stream, list(parts), newest_ms)
+        task = m.BatchTask(self._feed, batch, WHOLE_BATCH)
+        commit = m.FeedCommit(task, stream, list(parts), newest_ms, consecutive)
         self._do(lambda: self._machine.commit(commit))
         while True:
             before = self._machine.frames

@@ -77,7 +77,7 @@ from tiercel.runtime.process.machine import (
     tame_collector,
     wall_clock,
 )
-from tiercel.runtime.process.metrics import Meter
+from tiercel.runtime.process.metrics import Meter, MetricsLine
 from tiercel.runtime.process.send_buffer import SendBuffer
 from tiercel.runtime.replication.primary import ProcessFenced
 from tiercel.runtime.storage.store import Store, StoredVersion
@@ -235,6 +235,11 @@ class Host:
     def is_registered(self) -> bool:
         """Whether others can find this process; clients do not listen."""
         return not self._config.listens or self._registry.is_current(self.name, self._incarnation)
+
+    @property
+    def last_line(self) -> MetricsLine | None:
+        """The figures of the last second; any thread may ask."""
+        return None if self._meter is None else self._meter.last
 
     def end(self, reason: str) -> None:
         if not self._ended.done():

@@ -109,6 +109,7 @@ class Meter:
         self._before: Mapping[str, float] = {}
         self.unexpected = 0
         self.executor: str | None = None
+        self.last: MetricsLine | None = None  # the line of the last second
 
     def is_due(self) -> bool:
         """Whether a second has begun whose line is not written."""
@@ -133,7 +134,7 @@ class Meter:
         """Write the lines, and return them."""
         now_s = time.monotonic()
         took_s = max(now_s - self._at_s, 1e-3)
-        line = self._line(gauges, busy_s, took_s)
+        line = self.last = self._line(gauges, busy_s, took_s)
         spent = None if spent is None else round(spent, 5)
         more = {"links": links or None, "gauges": spent, "executor": self.executor}
         mine = [msgspec.json.encode(msgspec.structs.replace(line, **more))]

@@ -42,7 +42,7 @@ from tiercel.runtime.net.tls import TlsOption
 from tiercel.runtime.sites.deployment_file import DeploymentFile
 from tiercel.runtime.sites.site_application import SiteApplication
 from tiercel.spark.api.clients import RowProducer, end_client
-from tiercel.spark.api.feeds import Feed, check_feed_name, start_feed
+from tiercel.spark.api.feeds import Feed, check_feed_name
 from tiercel.spark.api.graph import (
     Graph,
     StreamDeclaration,
@@ -64,6 +64,7 @@ from tiercel.spark.cluster.replica_placement import DURABILITIES, replica_plan
 from tiercel.spark.cluster.session import open_session
 from tiercel.spark.cluster.task import Build, build_host
 from tiercel.spark.cluster.warm_workers import check_count
+from tiercel.spark.listener import Listener, ListenerThread
 from tiercel.spark.move_history import MoveHistory, MoveReport
 from tiercel.spark.operators.processor_adapter import InputPlan
 from tiercel.spark.rows.row_codec import Schema
@@ -206,6 +207,7 @@ class Live:
         self.build: Build = build_host  # what a task hosts; benchmarks replace it
         self._feeds: list[Feed] = []
         self._refreshes: dict[str, TableRefresh] = {}  # by operator
+        self._listeners: list[ListenerThread] = []
         self._dead_letter_watch: DeadLetterWatch | None = None
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._lock: DriverLock | None = None
@@ -300,7 +302,7 @@ class Live:
             self.graph.check_site(feed.site)
         check_feed_name(feed, self._feeds)
         if self._deployer is not None:
-            start_feed(self.deployment, feed)
+            feed.start(self.deployment)
         self._feeds.append(feed)
 
     def add_refresh(self, refresh: TableRefresh, schema: StructType, key: Sequence[str]) -> LiveStream:
@@ -369,7 +371,7 @@ class Live:
                     codec = self.graph.streams[f"{name}.initial"].codec
                     give_initial_state(self.deployment, name, codec, declared.initial)
             for feed in self._feeds:
-                start_feed(self.deployment, feed)
+                feed.start(self.deployment)
             for name, refresh in self._refreshes.items():
                 writer = RowProducer(self.deployment, refresh.stream, name=f"refresh-{name}")
                 refresh.start(self.deployment.directory, writer)
@@ -392,7 +394,23 @@ class Live:
             if not any(operator_of(i) == name for i in instances):
                 instances += [i for i in declared.operator.instances if site_of(i) in manifest.sites_here]
         operators = {name: self.graph.plan_of(name) for name in self.graph.operators}
-        return DeploymentPlan(manifest, instances, operators, found is not None, self._application)
+        resources = {
+            name: declared.resources
+            for name, declared in self.graph.operators.items()
+            if declared.resources is not None
+        }
+        return DeploymentPlan(manifest, instances, operators, found is not None, self._application, resources)
+
+    def listener(self, listener: Listener) -> ListenerThread:
+        """Call a listener each second, and when a process starts or ends, or a move ends; see `Listener`.
+
+        Starts the deployment. `stop()` of what is returned ends the calls; they also end with the deployment.
+        """
+        self.deploy()
+        thread = ListenerThread(listener, self.status, self.deployment.metrics)
+        self._listeners.append(thread)
+        thread.start()
+        return thread
 
     def read_stream(self, stream: str, options: Mapping[str, Any]) -> DataFrame:
         reader = self.spark.readStream.format("tiercel").option("storage", str(self.deployment.directory))
@@ -678,6 +696,8 @@ class Live:
                 ending.callback(feed.stop)
             for refresh in self._refreshes.values():
                 ending.callback(refresh.stop)
+            for listener in self._listeners:
+                ending.callback(listener.stop)
 
 
 def _holds_dead_letters(stream: StreamDeclaration) -> bool:

@@ -6,8 +6,12 @@ Not responsible for: how its rows get into the stream (sources/stream_writer.py)
 
 from __future__ import annotations
 
+import functools
+import logging
+import threading
 from collections.abc import Iterable, Mapping
 
+from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -16,38 +20,102 @@ from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir
 from tiercel.spark.job_errors import reason_of
 
+log = logging.getLogger(__name__)
+
 
 class Feed:
-    """A streaming DataFrame that writes into a stream. Its query starts with the deployment."""
+    """A streaming DataFrame that writes into a stream. Its query starts with the deployment.
+
+    With a `history`, that is written first, once, and the query starts behind it.
+    """
 
     def __init__(
-        self, frame: DataFrame, stream: str, name: str, site: str, options: Mapping[str, str]
+        self,
+        frame: DataFrame | None,
+        stream: str,
+        name: str,
+        site: str,
+        options: Mapping[str, str],
+        history: DataFrame | None = None,
     ) -> None:
         self.frame, self.stream, self.name, self.site = frame, stream, name, site
         self.options = dict(options)
+        self.history = history
         self.query: StreamingQuery | None = None
+        self._backfill: threading.Thread | None = None
+        self._failure = ""  # of the history
+        self._stopped = False
+
+    @property
+    def state(self) -> str:
+        if self._failure:
+            return f"failed: {self._failure}"
+        if self.query is None:
+            if self._backfill is None:
+                return "not started"
+            return "history" if self._backfill.is_alive() else "ended"
+        failure = self.query.exception()
+        if failure is not None:
+            return f"failed: {str(failure).partition(chr(10))[0][:200]}"
+        return "running" if self.query.isActive else "ended"
+
+    @property
+    def ended(self) -> bool:
+        return self.state == "ended" or self.state.startswith("failed")
+
+    def start(self, deployment: DeploymentDir) -> None:
+        """Start the query, at once or when the history is written."""
+        if self.history is None:
+            start_query(deployment, self)
+            return
+        work = functools.partial(self._write_history, deployment)
+        self._backfill = InheritableThread(target=work, name=f"tiercel-history-{self.name}", daemon=True)
+        self._backfill.start()
+
+    def _write_history(self, deployment: DeploymentDir) -> None:
+        assert self.history is not None
+        try:
+            writer = self.history.write.format("tiercel").mode("append").option("stream", self.stream)
+            writer = writer.option("storage", str(deployment.directory)).option("site", self.site)
+            bad_rows = {k: v for k, v in self.options.items() if k == "badRows"}
+            writer.options(batchId=f"history of {self.name}", **bad_rows).save()
+            if self.frame is not None and not self._stopped:
+                start_query(deployment, self)
+        except (PySparkException, UserError) as error:
+            self._failure = reason_of(error)
+            log.warning("the history of feed %s: %s", self.name, self._failure)
 
     def stop(self) -> None:
+        self._stopped = True
         if self.query is not None:
             self.query.stop()
 
     def wait(self, timeout_s: int | None = None) -> bool:
-        """Wait until the query ends by itself, because its source ends or its trigger runs once."""
-        if self.query is None:
+        """Wait until the query ends by itself, because its source ends or its trigger runs once.
+
+        Without a query, wait until the history is written.
+        """
+        if self.query is None and self._backfill is None:
             raise UserError(f"feed {self.name!r} has not started", hint="live.deploy() starts it")
-        self.query.awaitTermination(timeout_s)
-        return not self.query.isActive
+        if self._backfill is not None:
+            self._backfill.join(timeout_s)
+        if self._failure:
+            raise UserError(f"feed {self.name!r}: {self._failure}", hint="what is written is written once")
+        if self.query is not None:
+            self.query.awaitTermination(timeout_s)
+        return self.ended
 
 
 def check_feed_name(feed: Feed, others: Iterable[Feed]) -> None:
     """Refuse the name of another feed: a running query has a name of its own, which names its checkpoint."""
-    if any(o.name == feed.name and (o.query is None or o.query.isActive) for o in others):
+    if any(o.name == feed.name and not o.ended for o in others):
         raise UserError(
             f"there is a feed {feed.name!r} already", expected="a name of its own", hint="feed(…, name=…)"
         )
 
 
-def start_feed(deployment: DeploymentDir, feed: Feed) -> None:
+def start_query(deployment: DeploymentDir, feed: Feed) -> None:
+    assert feed.frame is not None
     checkpoint = feed.options.pop("checkpoint", str(deployment.feeds / f"checkpoint-{feed.name}"))
     trigger = feed.options.pop("trigger", "")
     writer = (

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
+from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
@@ -65,6 +66,7 @@ class OperatorDeclaration:
     plan: OperatorPlan
     initial: DataFrame | PackedState | None = None
     state: DeclaredState = dataclasses.field(default_factory=DeclaredState)
+    resources: ResourceProfile | None = None  # of the tasks of its instances
 
 
 class Graph:

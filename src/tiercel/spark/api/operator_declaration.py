@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -58,6 +59,7 @@ class OperatorOptions:
     late_rows: bool = False
     outputs_at: str = "home"
     home: str = ""  # empty: the site of the first instance
+    resources: ResourceProfile | None = None
 
     def validate(self, processor: StatefulProcessor, inputs: Inputs, graph: Graph) -> None:
         check_choice("time mode", self.time_mode, TIME_MODES)
@@ -69,6 +71,12 @@ class OperatorOptions:
         check_whole("slots", self.slots, 1)
         check_whole("retries", self.retries, 0)
         check_whole("memory_bytes_max", self.memory_bytes_max, 0)
+        if self.resources is not None and not isinstance(self.resources, ResourceProfile):
+            raise UserError(
+                f"resources of operator {self.name!r}: {self.resources!r}",
+                expected="a pyspark.resource.ResourceProfile",
+                hint="ResourceProfileBuilder().require(TaskResourceRequests().cpus(0.5)).build",
+            )
         for stream, plan in inputs if self.time_mode == "eventTime" else ():
             if not plan.codec.event_time:
                 raise UserError(
@@ -142,7 +150,7 @@ def declare_operator(
         StatePlan({}, options.upgrade),
     )
     rows = None if initial is None else initial.rows
-    graph.add_operator(OperatorDeclaration(operator, plan_, rows, state))
+    graph.add_operator(OperatorDeclaration(operator, plan_, rows, state, options.resources))
     if initial is not None:
         graph.add_stream(StreamDeclaration(f"{name}.initial", initial.codec, home, images=initial.images))
     dead_letters = RowCodec(DEAD_LETTER_SCHEMA)

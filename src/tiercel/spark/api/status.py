@@ -152,7 +152,7 @@ def collect_status(
         operators,
         moved,
         {name: tracked.state for name, tracked in controller.moves().items()},
-        {feed.name: _feed_state(feed) for feed in feeds},
+        {feed.name: feed.state for feed in feeds},
         [msgspec.structs.replace(handover) for handover in watch.handovers.values()],
         unreplicated,
         dict(dead_letters),
@@ -207,12 +207,3 @@ def _with_replica(
 def _behind(process: ProcessStatus) -> str:
     behind = process.replica_behind
     return "unknown how far behind" if behind is None else f"{behind} batches behind"
-
-
-def _feed_state(feed: Feed) -> str:
-    if feed.query is None:
-        return "not started"
-    failure = feed.query.exception()
-    if failure is not None:
-        return f"failed: {str(failure).partition(chr(10))[0][:200]}"
-    return "running" if feed.query.isActive else "ended"

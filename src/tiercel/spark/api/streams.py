@@ -14,7 +14,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from pyspark.sql import DataFrame, GroupedData
+from pyspark.resource import ResourceProfile
+from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import functions as f
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -72,6 +74,7 @@ _FOLD_OPTIONS = frozenset(
         "initial_state",
         "outputs_at",
         "home",
+        "resources",
     )
 )
 
@@ -228,6 +231,7 @@ class LiveStream(OperatorMethods):
         late_rows: bool = False,
         outputs_at: str = "home",
         home: str = "",
+        resources: ResourceProfile | None = None,
     ) -> LiveStream:
         """An operator with keyed state: an unmodified PySpark StatefulProcessor. Returns its output.
 
@@ -241,6 +245,8 @@ class LiveStream(OperatorMethods):
         `outputs_at` says where the log of the output is: at its `home`, one site (by default that of the
         first instance); at each `site` that makes rows, where `subscribe(site=...)` reads them without a
         detour; or `both`.
+        `resources` is the ResourceProfile of the tasks of its instances: fractions of a CPU, memory, GPUs.
+        Spark takes one on a cluster; a local master ignores it.
         """
         self._live.check_declaring()
         options = OperatorOptions(
@@ -261,6 +267,7 @@ class LiveStream(OperatorMethods):
             late_rows,
             outputs_at,
             home,
+            resources,
         )
         output = declare_operator(
             self._live.graph, self._inputs, self.codec, processor, output_schema, options
@@ -318,6 +325,72 @@ class LiveStream(OperatorMethods):
         `dead_letters` ("dead-letter"), or fail the feed ("fail").
         """
         stream = self._input_stream("feed")
+        if not frame.isStreaming:
+            raise UserError(
+                f"the DataFrame fed to {stream!r} is not a streaming one",
+                expected="a query that goes on",
+                hint="use spark.readStream, or from_dataframe(df) for one of spark.read",
+            )
+        rows = self._fitting(frame, stream)
+        if partitions is not None:
+            check_whole("partitions", partitions, 1)
+            rows = rows.coalesce(partitions)
+        feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options)
+        self._live.add_feed(feed)
+        return feed
+
+    def from_dataframe(
+        self,
+        history: DataFrame,
+        *,
+        then: DataFrame | None = None,
+        boundary: Column | None = None,
+        name: str = "",
+        site: str = "",
+        **options: str,
+    ) -> Feed:
+        """Write a batch DataFrame into this stream once, and then feed a streaming DataFrame.
+
+        All rows of the history enter before the first row of `then`. `boundary` is a condition that says
+        which rows are history, such as `col("time") < "2026-11-01"`: the others come from `then`, and its
+        rows that are history are left out. So both may overlap, and no row is missing or doubled. A start on
+        the same storage goes on where the last one stopped. Options and `name` as in `feed`.
+        """
+        stream = self._input_stream("from_dataframe")
+        for frame, streams in ((history, False), (then, True)):
+            if frame is not None and frame.isStreaming is not streams:
+                raise UserError(
+                    f"from_dataframe({'then=' if streams else ''}…): the DataFrame for {stream!r} is "
+                    f"{'not ' if streams else ''}a streaming one",
+                    expected="history of spark.read, and then= of spark.readStream",
+                )
+        if boundary is not None:
+            history = history.where(boundary)
+            then = None if then is None else then.where(~f.coalesce(boundary, f.lit(False)))
+        past = self._fitting(history, stream)
+        rows = None if then is None else self._fitting(then, stream)
+        feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options, past)
+        self._live.add_feed(feed)
+        return feed
+
+    def foreach_batch(self, name: str) -> Callable[[DataFrame, int], None]:
+        """A function for `foreachBatch` that writes each batch into this stream, once.
+
+        `name` is permanent, and no other query has it: with the number of a batch it tells repeats apart.
+        """
+        stream = self._input_stream("foreach_batch")
+        self._live.deploy()
+        storage = str(self._live.deployment.directory)
+        names = self.codec.names
+
+        def write(frame: DataFrame, batch: int) -> None:
+            writer = frame.select(*names).write.format("tiercel").mode("append")
+            writer.options(storage=storage, stream=stream, feed=name, batch=str(batch)).save()
+
+        return write
+
+    def _fitting(self, frame: DataFrame, stream: str) -> DataFrame:
+        """The columns of the stream; UserError if they are not there or do not fit."""
         missing = [n for n in self.codec.names if n not in frame.columns]
         if missing:
             raise UserError(
@@ -325,23 +398,12 @@ class LiveStream(OperatorMethods):
                 expected=f"the columns {', '.join(self.codec.names)}; it has {', '.join(frame.columns)}",
                 hint="select, rename and cast its columns before it is fed",
             )
-        if not frame.isStreaming:
-            raise UserError(
-                f"the DataFrame fed to {stream!r} is not a streaming one",
-                expected="a query that goes on",
-                hint="use spark.readStream, or write it once: df.write.format('tiercel')",
-            )
         delay = watermark_delay_ms(frame, self.codec.event_time) if self.codec.event_time else None
         if delay is not None:
             self._live.note_delay(stream, delay)
         rows = frame.select(*self.codec.names)
-        column_names(rows.schema, self.codec)  # refuses types that do not fit before the query starts
-        if partitions is not None:
-            check_whole("partitions", partitions, 1)
-            rows = rows.coalesce(partitions)
-        feed = Feed(rows, stream, name or f"tiercel-feed-{stream}", site, options)
-        self._live.add_feed(feed)
-        return feed
+        column_names(rows.schema, self.codec)  # refuses types that do not fit before anything starts
+        return rows
 
     def _table_changes(
         self, operator: str, table: DataFrame, read: Callable[[], DataFrame], every_s: float

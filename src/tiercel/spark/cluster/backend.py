@@ -21,6 +21,17 @@ from tiercel.errors import UserError
 from tiercel.spark.pyspark_internals import CannotTell, ExecutorState, executor_state
 
 
+class HostingJob:
+    """A job whose rows are there to be counted: in Spark's UI, its SQL metrics and its listeners."""
+
+    def __init__(self, rows: DataFrame) -> None:
+        self._rows = rows
+
+    def run(self) -> None:
+        """Returns when the process has ended."""
+        self._rows.write.format("noop").mode("overwrite").save()
+
+
 class Backend(abc.ABC):
     """One application, as one session reaches it."""
 
@@ -49,6 +60,16 @@ class Backend(abc.ABC):
         """
         return self.spark.range(0, tasks, 1, tasks).mapInArrow(work, "id long")
 
+    def hosting_job(
+        self, work: Callable[[Iterator[Any]], Iterator[Any]], schema: str, profile: Any = None
+    ) -> HostingJob:
+        """A job of one task that hosts a process, and shows its figures as long as it runs.
+
+        `profile` is the ResourceProfile of its task; a local master has none, and ignores it.
+        """
+        profile = None if self.local else profile
+        return HostingJob(self.spark.range(0, 1, 1, 1).mapInArrow(work, schema, profile=profile))
+
     @property
     def allocates(self) -> bool:
         """Whether dynamic allocation adds executors when tasks wait."""
@@ -71,8 +92,8 @@ class Backend(abc.ABC):
         """A thread that submits jobs; not started yet."""
 
     @abc.abstractmethod
-    def enter(self, name: str) -> None:
-        """Tag all later jobs of the calling thread as those of this process."""
+    def enter(self, name: str, description: str = "") -> None:
+        """Tag all later jobs of the calling thread as those of this process, and describe them."""
 
     @abc.abstractmethod
     def cancel(self, name: str) -> None:
@@ -107,9 +128,9 @@ class ThroughContext(Backend):
     def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
         return InheritableThread(target=work, name=name, daemon=True)
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, description: str = "") -> None:
         self.spark.sparkContext.addJobTag(f"tiercel:{name}")
-        self.spark.sparkContext.setJobDescription(f"Tiercel: {name}")
+        self.spark.sparkContext.setJobDescription(description or f"Tiercel: {name}")
 
     def cancel(self, name: str) -> None:
         self.spark.sparkContext.cancelJobsWithTag(f"tiercel:{name}")
@@ -149,7 +170,7 @@ class ThroughConnect(Backend):
     def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
         return threading.Thread(target=work, name=name, daemon=True)
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, description: str = "") -> None:
         self.spark.addTag(f"tiercel:{name}")
 
     def cancel(self, name: str) -> None:

@@ -14,7 +14,10 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
+
+from pyspark.resource import ResourceProfile
 
 from tiercel.core.model.topology import operator_of
 from tiercel.errors import UserError
@@ -50,6 +53,9 @@ class DeploymentPlan(NamedTuple):
     operators: Mapping[str, OperatorPlan]  # what the instances of each operator run
     resumes: bool  # the directory holds this deployment already
     application: SiteApplication | None = None  # this application is one site of the deployment
+    resources: Mapping[str, ResourceProfile] = MappingProxyType(
+        {}
+    )  # operator -> of the tasks of its instances
 
 
 class InstanceLauncher:
@@ -140,12 +146,13 @@ class Deployer:
     @functools.cached_property
     def supervisor(self) -> Supervisor:
         """The supervisor of all processes. Its registry is written to: it must not exist before `prepare`."""
-        return Supervisor(self._backend, self._deployment, self._build)
+        return Supervisor(self._backend, self._deployment, self._build, self._plan.resources)
 
     def prepare(self) -> None:
         """Refuse what cannot work, then write the manifest. Nothing runs yet."""
         manifest, instances = self._plan.manifest, self._plan.instances
-        new = len(manifest.sites_here) + len(instances) + len(replica_names(manifest))
+        counted = [i for i in instances if self._backend.local or operator_of(i) not in self._plan.resources]
+        new = len(manifest.sites_here) + len(counted) + len(replica_names(manifest))  # others need no slot
         # A deployment that has grown to the last slot can be started again there.
         reserved = 0 if self._plan.resumes else RESERVED_SLOTS
         running = running_processes(self._backend.application)

@@ -24,14 +24,18 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
 from tiercel.core.errors import OperatorFailed
+from tiercel.core.model.topology import operator_of, site_of
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir
 from tiercel.runtime.net.registry import Address
+from tiercel.runtime.replication.primary import is_replica
 from tiercel.spark.cluster.backend import Backend
-from tiercel.spark.cluster.task import Build, build_host, task
+from tiercel.spark.cluster.task import PROGRESS_SCHEMA, Build, build_host, task
 from tiercel.spark.cluster.task_slots import ALLOCATION_S_MAX, RESERVED_SLOTS
 from tiercel.spark.cluster.waiting import wait_until
 from tiercel.spark.job_errors import could_not_start, reason_of
@@ -66,7 +70,14 @@ def free_slots(backend: Backend) -> int | None:
 class Supervisor:
     """The processes of one deployment in one Spark application."""
 
-    def __init__(self, backend: Backend, deployment: DeploymentDir, build: Build = build_host) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        deployment: DeploymentDir,
+        build: Build = build_host,
+        resources: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`resources`: operator -> the ResourceProfile of the tasks of its instances."""
         self._backend = backend
         self._build = build
         self.application = backend.application
@@ -81,6 +92,7 @@ class Supervisor:
         self.submissions: dict[str, int] = {}
         self.suspicions: dict[str, int] = {}  # how often a process was suspected to be dead
         self._suspected: set[str] = set()  # processes whose job was cancelled for that
+        self._resources = resources or {}
         _supervisors.add(self)
 
     @property
@@ -134,14 +146,15 @@ class Supervisor:
 
     def _run_jobs(self, name: str, plan: OperatorPlan | None) -> None:
         """Submits one job after the other until a stop is requested, or the process cannot work at all."""
-        self._backend.enter(self.tag(name))
-        job = self._backend.job(task(self._deployment.directory, name, plan, self._build))
+        self._backend.enter(self.tag(name), described(name))
+        work = task(self._deployment.directory, name, plan, self._build)
+        job = self._backend.hosting_job(work, PROGRESS_SCHEMA, self._resources.get(operator_of(name)))
         in_a_row = 0
         while self._is_wanted(name):
             begun = time.monotonic()
             self.submissions[name] = self.submissions.get(name, 0) + 1
             try:
-                job.collect()
+                job.run()
                 if name not in self._stopping:  # it was asked to leave its executor, and starts on another
                     self._registry.clear_stop_request(name)
             except Exception as error:
@@ -245,6 +258,15 @@ class Supervisor:
                 self._backend.cancel(self.tag(name))
         for name in self._threads:
             self._registry.deregister(name)
+
+
+def described(name: str) -> str:
+    """A process as Spark's UI shows its job."""
+    if is_replica(name):
+        return f"Tiercel: replica {name}"
+    if operator_of(name):
+        return f"Tiercel: instance {name} of operator {operator_of(name)} at site {site_of(name)}"
+    return f"Tiercel: router of site {name}"
 
 
 def listens(address: Address) -> bool:

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from tiercel.runtime.deployment import DeploymentDir
 from tiercel.runtime.process.heartbeat import Heartbeat
 from tiercel.runtime.process.host import Host, HostConfig
 from tiercel.runtime.process.machine import Machine
+from tiercel.runtime.process.metrics import MetricsLine
 from tiercel.runtime.recovery.recover import open_replicated_storage
 from tiercel.runtime.recovery.takeover import ShareLoader
 from tiercel.runtime.replication.primary import is_replica, site_of_replica
@@ -40,6 +42,7 @@ from tiercel.runtime.storage.directory import EXECUTOR, directory_of
 from tiercel.runtime.storage.incarnations import IncarnationClaims
 from tiercel.spark.operators.plans import OperatorPlan
 from tiercel.spark.operators.processor_adapter import ProcessorAdapter
+from tiercel.spark.rows.ddl import parse_ddl
 from tiercel.spark.state.schema_evolution import StatePlan, upgrade_items, upgrade_store
 
 if TYPE_CHECKING:
@@ -48,6 +51,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NO_PARENT = 1  # the parent of processes whose parent has died
+PROGRESS_S = 1.0
+FILLING = b" " * 64 * 1024
+PROGRESS_SCHEMA = (
+    "process string, rows_in double, rows_out double, busy double, lag bigint, state_bytes bigint, "
+    "moves int, filling binary"
+)
 
 
 def build_host(
@@ -170,29 +179,71 @@ def executor_here() -> str:
 def task(
     directory: Path, name: str, plan: OperatorPlan | None, build: Build = build_host
 ) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """The function that Spark runs for one process. It yields its one row when the process has ended."""
+    """The function that Spark runs for one process. It yields a row of figures a second."""
 
     def run(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         logging.basicConfig(level=logging.WARNING)
         if os.getppid() == NO_PARENT:
             return  # the executor that started this worker is dead, and would not see the result
-        for batch in batches:
+        for _ in batches:
             context = TaskContext.get()
             assert context is not None
             deployment = DeploymentDir(directory)
-            if deployment.registry.is_stop_requested(
-                name
-            ):  # during the start: successors may have taken over
-                yield batch
-                continue
+            if deployment.registry.is_stop_requested(name):
+                continue  # during the start: successors may have taken over
             facts = (context.stageId(), context.attemptNumber(), context.taskAttemptId(), executor_here())
             with Heartbeat(deployment.registry, name, deployment.manifest().settings.suspect_ms):
-                host = build(deployment, name, plan)
-                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    runner.run(host.run(*facts))
-            yield batch
+                make = functools.partial(build, deployment, name, plan)
+                yield from progress_of(HostThread(make, facts), name)
 
     return run
+
+
+class HostThread:
+    """Runs a host in a thread of its own, so that what Spark reads, and when, delays no row."""
+
+    def __init__(self, build: Callable[[], Host], facts: tuple[int, int, int, str]) -> None:
+        self._build, self._facts = build, facts
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="tiercel-host", daemon=True)
+        self.host: Host | None = None
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.host = self._build()
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self.host.run(*self._facts))
+        except BaseException as failure:
+            self._failure = failure
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the end; whatever the host has raised is raised here."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+
+def progress_of(host: HostThread, name: str) -> Iterator[pyarrow.RecordBatch]:
+    """A row of figures a second, until the host has ended."""
+    while not host.ends_within(PROGRESS_S):
+        line = host.host.last_line if host.host is not None else None
+        if line is not None:
+            yield progress_row(name, line)
+
+
+def progress_row(name: str, line: MetricsLine) -> pyarrow.RecordBatch:
+    """The row of one second. PySpark holds back 64 KiB of what a task yields, so a row is that large."""
+    import pyarrow
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    values = [name, line.rate, line.outputs, line.busy, line.lag, line.state_bytes, line.moves, FILLING]
+    schema = to_arrow_schema(parse_ddl(PROGRESS_SCHEMA))
+    arrays = [pyarrow.array([value], field.type) for value, field in zip(values, schema, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 # -- in the driver ----------------------------------------------------------------------------

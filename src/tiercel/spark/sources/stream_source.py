@@ -20,6 +20,8 @@ Not responsible for: reading (stream_reader.py), writing (stream_writer.py), the
     site                the site of a feed; default: the first that the stream allows
     batchId             for a DataFrame that is written without a query: a name that no other batch of the
                         stream has; a job that runs again under it adds nothing twice
+    feed, batch         the same for batches with numbers, as foreachBatch has them: a number that is not
+                        larger than the last one of the feed adds nothing
     badRows             dead-letter (default): rows that do not fit go to the stream's dead letters,
                         the stream STREAM/dead; fail: they fail the query
 """
@@ -50,6 +52,7 @@ from tiercel.spark.sources.stream_writer import (
     FAIL,
     BatchStreamWriter,
     Columns,
+    NamedBatch,
     StreamWriter,
     Target,
 )
@@ -65,6 +68,8 @@ KNOWN = (
     "site",
     "badRows",
     "batchId",
+    "feed",
+    "batch",
 )
 
 
@@ -86,7 +91,13 @@ class Streams(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         target = self._target(overwrite=overwrite)
-        batch = Options(self.options, KNOWN).text("batchId")
+        options = Options(self.options, KNOWN)
+        number = options.text("batch")
+        if number and not number.isdecimal():
+            raise UserError(f"option batch = {number!r}", expected="a number, 0 or more")
+        batch = NamedBatch.of(
+            target.stream, options.text("batchId"), options.text("feed"), int(number) if number else None
+        )
         return BatchStreamWriter(target, Columns.of(schema, target.codec), batch)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

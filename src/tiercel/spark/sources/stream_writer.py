@@ -142,6 +142,7 @@ def publish(
     batch: int,
     *,
     remembered: bool = True,
+    consecutive: bool = True,
 ) -> None:
     """In the driver: name the attempts that count. The router publishes them, in the order of partitions."""
     staged = sorted(staged_in(messages), key=lambda message: message.partition)
@@ -152,7 +153,8 @@ def publish(
         keep_site(target.deployment, feed, target.site)
     with feed_client(target.deployment, target.site, feed) as client:
         newest_ms = max(message.newest_ms for message in staged)
-        client.commit(batch, target.stream, [message.part for message in staged], newest_ms)
+        parts = [message.part for message in staged]
+        client.commit(batch, target.stream, parts, newest_ms, consecutive=consecutive)
         if not remembered:
             client.forget()
     rejected = sum(message.rejected for message in staged)
@@ -197,28 +199,46 @@ class StreamWriter(DataSourceStreamArrowWriter):
         give_up(self._target, messages, batchId)
 
 
-class BatchStreamWriter(DataSourceArrowWriter):
-    """Writes one DataFrame into a stream, as a feed with a single batch.
+class NamedBatch(msgspec.Struct, frozen=True):
+    """The identity of a DataFrame that is written without a query, for a job that runs again."""
 
-    A batch with an id is remembered: a job that runs again resumes where the first stopped, and adds
+    feed: str
+    number: int = 0
+    remembered: bool = True
+
+    @classmethod
+    def of(cls, stream: str, batch_id: str, feed: str, batch: int | None) -> NamedBatch:
+        """By the options: a name of its own, or a number of a feed; else a name that never comes again."""
+        if feed:
+            if batch is None or batch_id:
+                raise UserError(f"option feed = {feed!r}", expected="option batch, a number that grows")
+            found = cls(f"batches-{quote(stream, safe='')}|{quote(feed, safe='')}", batch)
+        elif batch_id:
+            found = cls(f"batch-{quote(stream, safe='')}|{quote(batch_id, safe='')}")
+        else:
+            return cls(f"once-{uuid.uuid4()}", remembered=False)
+        if len(found.feed) > NAME_MAX:
+            what = f"option {'feed' if feed else 'batchId'} = {feed or batch_id!r} is too long"
+            raise UserError(what, expected=f"at most {NAME_MAX} characters with the name of the stream")
+        return found
+
+
+class BatchStreamWriter(DataSourceArrowWriter):
+    """Writes one DataFrame into a stream, as a batch of a feed.
+
+    A batch with an identity is remembered: a job that runs again resumes where the first stopped, and adds
     nothing if the first was complete.
     """
 
-    def __init__(self, target: Target, columns: Columns, batch_id: str = "") -> None:
-        self._target, self._columns = target, columns
-        self._remembered = bool(batch_id)
-        self._name = f"once-{uuid.uuid4()}"
-        if batch_id:
-            self._name = f"batch-{quote(target.stream, safe='')}|{quote(batch_id, safe='')}"
-        if len(self._name) > NAME_MAX:
-            what = f"option batchId = {batch_id!r} is too long"
-            raise UserError(what, expected=f"at most {NAME_MAX} characters with the name of the stream")
+    def __init__(self, target: Target, columns: Columns, batch: NamedBatch) -> None:
+        self._target, self._columns, self._batch = target, columns, batch
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedRows:
-        return stage(self._target, self._name, 0, self._columns, iterator)
+        return stage(self._target, self._batch.feed, self._batch.number, self._columns, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        publish(self._target, messages, 0, remembered=self._remembered)
+        batch = self._batch
+        publish(self._target, messages, batch.number, remembered=batch.remembered, consecutive=False)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        give_up(self._target, messages, 0)
+        give_up(self._target, messages, self._batch.number)
