@@ -67,20 +67,6 @@ def test_jobs_say_which_process_they_are(spark: SparkSession, live: tiercel.Live
     } <= described
 
 
-def test_tasks_yield_rows_while_they_run(spark: SparkSession, live: tiercel.Live) -> None:
-    """Spark counts them in the SQL metrics of the job."""
-
-    def rows_of_router() -> int:
-        for query in rest(spark, "sql?details=true&planDescription=false&length=10000"):
-            if query["description"] == "Tiercel: router of site cloud" and query["status"] == "RUNNING":
-                nodes = [node for node in query["nodes"] if node["nodeName"].startswith("MapInArrow")]
-                counts = {metric["name"]: metric["value"] for node in nodes for metric in node["metrics"]}
-                return int(counts.get("number of output rows", "0").replace(",", ""))
-        return 0
-
-    until(lambda: rows_of_router() > 0, lambda: "Spark has counted no row of a task that runs")
-
-
 def test_listener_hears_seconds_processes_and_moves(live: tiercel.Live) -> None:
     heard = Heard()
     listening = live.listener(heard)
@@ -96,6 +82,20 @@ def test_listener_hears_seconds_processes_and_moves(live: tiercel.Live) -> None:
     count = len(heard.progress)
     time.sleep(1.5)
     assert len(heard.progress) == count
+
+
+def test_spark_counts_the_rows_that_a_task_has_yielded(spark: SparkSession, live: tiercel.Live) -> None:
+    live.scale("mean", {"cloud": 1}).wait()
+
+    def rows_of_instance() -> int:
+        for query in rest(spark, "sql?details=true&planDescription=false&length=10000"):
+            if query["description"].startswith("Tiercel: instance mean@") and query["status"] == "COMPLETED":
+                nodes = [node for node in query["nodes"] if node["nodeName"].startswith("MapInArrow")]
+                counts = {metric["name"]: metric["value"] for node in nodes for metric in node["metrics"]}
+                return int(counts.get("number of output rows", "0").replace(",", ""))
+        return 0
+
+    until(lambda: rows_of_instance() > 0, lambda: "Spark has counted no row of the task that has ended")
 
 
 def test_resources_that_are_no_profile_are_refused(live: tiercel.Live, tmp_path: Path) -> None:

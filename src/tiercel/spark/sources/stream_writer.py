@@ -11,6 +11,7 @@ Not responsible for: frames and dead letters (frame_sender.py), what a router do
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
@@ -111,6 +112,9 @@ def stage(
     context = TaskContext.get()
     assert context is not None
     task = BatchTask(feed, batch, context.partitionId(), uuid.uuid4().hex)
+    first = next((found for found in batches if found.num_rows), None)
+    if first is None:  # most partitions of some sources are empty: they need no connection
+        return StagedRows(feed, task.partition, StagedPart("", 0), -1, 0)
     client = client_for(target.deployment, target.site)
     try:
         client.begin(task, target.stream)
@@ -124,7 +128,7 @@ def stage(
             feed=target.query,
             exact=columns.exact,
         )
-        for found in batches:
+        for found in itertools.chain([first], batches):
             sender.add(found.rename_columns(columns.names).select(target.codec.names))
         sender.end()
         client.flush()
@@ -153,7 +157,7 @@ def publish(
         keep_site(target.deployment, feed, target.site)
     with feed_client(target.deployment, target.site, feed) as client:
         newest_ms = max(message.newest_ms for message in staged)
-        parts = [message.part for message in staged]
+        parts = [message.part for message in staged if message.part.frames]
         client.commit(batch, target.stream, parts, newest_ms, consecutive=consecutive)
         if not remembered:
             client.forget()
