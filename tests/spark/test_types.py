@@ -18,6 +18,7 @@ UTC = dt.UTC
 D = decimal.Decimal
 NTZ = dt.datetime.fromisoformat
 
+# Intervals are missing: Spark's own operator refuses them ("Unexpected type DayTimeIntervalType").
 # type -> an ordinary value, and one at an end of what the type can hold
 VALUES: dict[str, tuple[Any, Any]] = {
     "boolean": (True, False),
@@ -34,7 +35,6 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "date": (dt.date(2026, 11, 18), dt.date(1, 1, 1)),
     "timestamp": (dt.datetime(2026, 3, 29, 1, 30, 0, 123456, UTC), dt.datetime(1905, 1, 1, tzinfo=UTC)),
     "timestamp_ntz": (NTZ("2026-03-29T02:30:00"), NTZ("9999-12-31T23:59:59.999999")),
-    "interval day to second": (dt.timedelta(days=-3, microseconds=7), dt.timedelta(days=100_000)),
     "array<int>": ([1, None, 3], []),
     "array<array<string>>": ([["a"], [], None], [[None]]),
     "array<struct<a:decimal(5,1),b:date>>": ([(D("1.5"), None), None], []),

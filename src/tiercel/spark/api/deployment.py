@@ -394,12 +394,9 @@ class Live:
             if not any(operator_of(i) == name for i in instances):
                 instances += [i for i in declared.operator.instances if site_of(i) in manifest.sites_here]
         operators = {name: self.graph.plan_of(name) for name in self.graph.operators}
-        resources = {
-            name: declared.resources
-            for name, declared in self.graph.operators.items()
-            if declared.resources is not None
-        }
-        return DeploymentPlan(manifest, instances, operators, found is not None, self._application, resources)
+        return DeploymentPlan(
+            manifest, instances, operators, found is not None, self._application, self.graph.resources()
+        )
 
     def listener(self, listener: Listener) -> ListenerThread:
         """Call a listener each second, and when a process starts or ends, or a move ends; see `Listener`.

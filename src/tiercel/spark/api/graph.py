@@ -183,6 +183,10 @@ class Graph:
 
     # -- topology and manifest ----------------------------------------------------------------------
 
+    def resources(self) -> dict[str, ResourceProfile]:
+        """The ResourceProfiles of operators that have one."""
+        return {name: o.resources for name, o in self.operators.items() if o.resources is not None}
+
     def put_in_query(self, stream: str) -> None:
         """An operator inside a user's query writes this stream: outputs of its timers wait for a batch."""
         self.streams[stream] = dataclasses.replace(self.streams[stream], in_query=True)
