@@ -18,7 +18,6 @@ UTC = dt.UTC
 D = decimal.Decimal
 NTZ = dt.datetime.fromisoformat
 
-# Intervals are missing: Spark's own operator refuses them ("Unexpected type DayTimeIntervalType").
 # type -> an ordinary value, and one at an end of what the type can hold
 VALUES: dict[str, tuple[Any, Any]] = {
     "boolean": (True, False),
@@ -35,6 +34,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "date": (dt.date(2026, 11, 18), dt.date(1, 1, 1)),
     "timestamp": (dt.datetime(2026, 3, 29, 1, 30, 0, 123456, UTC), dt.datetime(1905, 1, 1, tzinfo=UTC)),
     "timestamp_ntz": (NTZ("2026-03-29T02:30:00"), NTZ("9999-12-31T23:59:59.999999")),
+    "interval day to second": (dt.timedelta(days=-3, microseconds=7), dt.timedelta(days=100_000)),
     "array<int>": ([1, None, 3], []),
     "array<array<string>>": ([["a"], [], None], [[None]]),
     "array<struct<a:decimal(5,1),b:date>>": ([(D("1.5"), None), None], []),
@@ -47,7 +47,14 @@ VALUES: dict[str, tuple[Any, Any]] = {
 }
 NAMES = [f"c{n}" for n in range(len(VALUES))]
 COLUMNS = ", ".join(f"{name} {kind}" for name, kind in zip(NAMES, VALUES, strict=True))
-BEFORE = ", ".join(f"b_{name} {kind}" for name, kind in zip(NAMES, VALUES, strict=True))
+# Spark's own state refuses intervals, and maps whose keys are no strings ("Unexpected type")
+KEPT = {
+    name: kind
+    for name, kind in zip(NAMES, VALUES, strict=True)
+    if not kind.startswith(("interval", "map<int"))
+}
+STATE = ", ".join(f"{name} {kind}" for name, kind in KEPT.items())
+BEFORE = ", ".join(f"b_{name} {kind}" for name, kind in KEPT.items())
 INPUT = f"k string, n int, {COLUMNS}"
 OUTPUT = f"k string, n int, {COLUMNS}, {BEFORE}"
 
@@ -56,23 +63,24 @@ class Remembers(StatefulProcessor):
     """Emits each row, and the row of its key before it, which it has kept in a value, a list and a map."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self.value = handle.getValueState("value", COLUMNS)
-        self.list = handle.getListState("list", COLUMNS)
-        self.map = handle.getMapState("map", "n int", COLUMNS)
+        self.value = handle.getValueState("value", STATE)
+        self.list = handle.getListState("list", STATE)
+        self.map = handle.getMapState("map", "n int", STATE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         for row in sorted(rows, key=lambda row: row.n):
             columns = tuple(row[name] for name in NAMES)
-            before: tuple[Any, ...] = (None,) * len(NAMES)
+            kept = tuple(row[name] for name in KEPT)
+            before: tuple[Any, ...] = (None,) * len(KEPT)
             if row.n % 3 == 1 and self.value.exists():
                 before = tuple(self.value.get())
             elif row.n % 3 == 2 and self.list.exists():
                 before = tuple(list(self.list.get())[-1])
             elif self.map.containsKey((row.n - 1,)):
                 before = tuple(self.map.getValue((row.n - 1,)))
-            self.value.update(columns)
-            self.list.appendValue(columns)
-            self.map.updateValue((row.n,), columns)
+            self.value.update(kept)
+            self.list.appendValue(kept)
+            self.map.updateValue((row.n,), kept)
             yield (key[0], row.n, *columns, *before)
 
     def close(self) -> None:
@@ -122,6 +130,6 @@ def test_values_of_every_type_come_out_as_spark_gives_them(spark: SparkSession, 
         tiercel.stop_all()
     assert len(found) == len(expected) == len(rows())
     for mine, theirs in zip(found, expected, strict=True):
-        for name in (*NAMES, *(f"b_{name}" for name in NAMES)):
+        for name in (*NAMES, *(f"b_{name}" for name in KEPT)):
             assert mine[name] == theirs[name], (mine.k, mine.n, name)
             assert type(mine[name]) is type(theirs[name]), (mine.k, mine.n, name)

@@ -394,15 +394,11 @@ class Live:
             if not any(operator_of(i) == name for i in instances):
                 instances += [i for i in declared.operator.instances if site_of(i) in manifest.sites_here]
         operators = {name: self.graph.plan_of(name) for name in self.graph.operators}
-        return DeploymentPlan(
-            manifest, instances, operators, found is not None, self._application, self.graph.resources()
-        )
+        facts = (found is not None, self._application, self.graph.resources())
+        return DeploymentPlan(manifest, instances, operators, *facts)
 
     def listener(self, listener: Listener) -> ListenerThread:
-        """Call a listener each second, and when a process starts or ends, or a move ends; see `Listener`.
-
-        Starts the deployment. `stop()` of what is returned ends the calls; they also end with the deployment.
-        """
+        """Call a listener each second, and when a process or a move changes; `stop()` ends that."""
         self.deploy()
         thread = ListenerThread(listener, self.status, self.deployment.metrics)
         self._listeners.append(thread)

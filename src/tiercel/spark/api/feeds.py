@@ -6,12 +6,8 @@ Not responsible for: how its rows get into the stream (sources/stream_writer.py)
 
 from __future__ import annotations
 
-import functools
-import logging
-import threading
 from collections.abc import Iterable, Mapping
 
-from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -19,8 +15,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir
 from tiercel.spark.job_errors import reason_of
-
-log = logging.getLogger(__name__)
 
 
 class Feed:
@@ -42,18 +36,12 @@ class Feed:
         self.options = dict(options)
         self.history = history
         self.query: StreamingQuery | None = None
-        self._backfill: threading.Thread | None = None
-        self._failure = ""  # of the history
-        self._stopped = False
+        self._has_history = False  # it is written
 
     @property
     def state(self) -> str:
-        if self._failure:
-            return f"failed: {self._failure}"
         if self.query is None:
-            if self._backfill is None:
-                return "not started"
-            return "history" if self._backfill.is_alive() else "ended"
+            return "ended" if self._has_history and self.frame is None else "not started"
         failure = self.query.exception()
         if failure is not None:
             return f"failed: {str(failure).partition(chr(10))[0][:200]}"
@@ -64,46 +52,38 @@ class Feed:
         return self.state == "ended" or self.state.startswith("failed")
 
     def start(self, deployment: DeploymentDir) -> None:
-        """Start the query, at once or when the history is written."""
-        if self.history is None:
+        """Write the history, if there is one, then start the query."""
+        if self.history is not None and not self._has_history:
+            self._write_history(deployment, self.history)
+            self._has_history = True
+        if self.frame is not None:
             start_query(deployment, self)
-            return
-        work = functools.partial(self._write_history, deployment)
-        self._backfill = InheritableThread(target=work, name=f"tiercel-history-{self.name}", daemon=True)
-        self._backfill.start()
 
-    def _write_history(self, deployment: DeploymentDir) -> None:
-        assert self.history is not None
+    def _write_history(self, deployment: DeploymentDir, history: DataFrame) -> None:
+        writer = history.write.format("tiercel").mode("append").option("stream", self.stream)
+        writer = writer.option("storage", str(deployment.directory)).option("site", self.site)
+        bad_rows = {name: value for name, value in self.options.items() if name == "badRows"}
         try:
-            writer = self.history.write.format("tiercel").mode("append").option("stream", self.stream)
-            writer = writer.option("storage", str(deployment.directory)).option("site", self.site)
-            bad_rows = {k: v for k, v in self.options.items() if k == "badRows"}
             writer.options(batchId=f"history of {self.name}", **bad_rows).save()
-            if self.frame is not None and not self._stopped:
-                start_query(deployment, self)
-        except (PySparkException, UserError) as error:
-            self._failure = reason_of(error)
-            log.warning("the history of feed %s: %s", self.name, self._failure)
+        except PySparkException as error:
+            raise UserError(
+                f"the history of feed {self.name!r} cannot be written: {reason_of(error)}",
+                expected="a DataFrame that Spark can compute",
+                hint="a start on the same storage goes on: nothing is written twice",
+            ) from error
 
     def stop(self) -> None:
-        self._stopped = True
         if self.query is not None:
             self.query.stop()
 
     def wait(self, timeout_s: int | None = None) -> bool:
-        """Wait until the query ends by itself, because its source ends or its trigger runs once.
-
-        Without a query, wait until the history is written.
-        """
-        if self.query is None and self._backfill is None:
+        """Wait until the query ends by itself, because its source ends or its trigger runs once."""
+        if self.query is None:
+            if self.ended:
+                return True
             raise UserError(f"feed {self.name!r} has not started", hint="live.deploy() starts it")
-        if self._backfill is not None:
-            self._backfill.join(timeout_s)
-        if self._failure:
-            raise UserError(f"feed {self.name!r}: {self._failure}", hint="what is written is written once")
-        if self.query is not None:
-            self.query.awaitTermination(timeout_s)
-        return self.ended
+        self.query.awaitTermination(timeout_s)
+        return not self.query.isActive
 
 
 def check_feed_name(feed: Feed, others: Iterable[Feed]) -> None:
