@@ -13,7 +13,7 @@ from tiercel.core import messages as m
 from tiercel.core.clients import Subscriber
 from tiercel.core.machine.effects import Effect, Send
 from tiercel.core.machine.events import Connected, Disconnected, Event, Received
-from tiercel.core.model.log import Output, Row
+from tiercel.core.model.log import Output, Row, StreamEntry
 
 IN_FLIGHT_FRAMES_MAX = 8
 
@@ -41,7 +41,7 @@ class BatchClient:
         self._reader: Subscriber | None = None
         self._offsets: frozenset[int] | None = None
         self._until = -1
-        self._gathered: list[Output] = []
+        self._gathered: list[StreamEntry] = []
         return self._greet()
 
     @property
@@ -76,14 +76,13 @@ class BatchClient:
         effects: list[Effect] = []
         if self._reader is not None:
             entries, effects = self._reader.take()
-            for entry in entries:
-                self._gathered += entry.outputs
+            self._gathered += entries
         if self._offsets is None:
             return [], effects
-        mine = self._offsets
-        outputs = [output for output in self._gathered if output.offset in mine]
+        mine, until = self._offsets, self._until
+        found = [entry for entry in self._gathered if entry.offset <= until]  # more may have come with them
         self._gathered = []
-        return outputs, effects
+        return [output for entry in found for output in entry.outputs if output.offset in mine], effects
 
     def forget(self) -> list[Effect]:
         """End the task, whatever has become of it."""

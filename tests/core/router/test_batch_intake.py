@@ -246,6 +246,26 @@ def with_timers() -> SmallDeployment:
     return SmallDeployment(facts, kind="sessions").start()
 
 
+def test_a_batch_yields_no_outputs_of_timers_that_came_after_it_was_planned() -> None:
+    """Two instances fire timers at one tick; their outputs are two entries of the log, planned one by one."""
+    site, anchor = with_timers(), Anchor(with_timers())
+    anchor.site = site
+    anchor.read(0, 0, "anchor-0")
+    keys = [next(key_in(s) for s in range(SLOTS) if site.owner_of(key_in(s)) == i) for i in INSTANCES]
+    task = Task(site, 0).send([(key, 0, n) for n, key in enumerate(keys)])
+    rows_out = task.end()
+    site.advance_ms(60_000)
+    site.advance_ms(60_000)
+    last = anchor.last()
+    assert last >= 2, "each instance has made an entry"
+    yielded = []
+    for n in range(1, last + 1):
+        yielded.append(anchor.read(n, n, f"anchor-{n}"))
+        anchor.planned = n
+    every = [(o.key, o.offset, o.n) for found in [rows_out, *yielded] for o in found]
+    assert len(every) == len(set(every)) == len(site.outputs())
+
+
 def timers_come_once(seed: int) -> None:
     """Rows set timers; ticks fire them between and during batches; processes restart, keys move."""
     random = Random(seed)
