@@ -46,7 +46,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
 }
 NAMES = [f"c{n}" for n in range(len(VALUES))]
 COLUMNS = ", ".join(f"{name} {kind}" for name, kind in zip(NAMES, VALUES, strict=True))
-# Spark's own state refuses maps whose keys are no strings ("Unexpected type"), and intervals, which we refuse too
+# Spark's own state refuses maps whose keys are no strings, and gives other maps back as null; intervals are
+# refused by its state and by us
 KEPT = {name: kind for name, kind in zip(NAMES, VALUES, strict=True) if not kind.startswith("map<int")}
 STATE = ", ".join(f"{name} {kind}" for name, kind in KEPT.items())
 BEFORE = ", ".join(f"b_{name} {kind}" for name, kind in KEPT.items())

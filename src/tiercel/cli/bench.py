@@ -411,7 +411,7 @@ def footprint(
     """
     counts = _numbers("--keys", keys, 1, 10_000_000)
     _check("--seconds", seconds, 1, 3_600)
-    from tiercel.bench.scenarios import footprint as bench_footprint
+    from tiercel.bench import footprint as bench_footprint
 
     with _measuring("footprint", as_json, out, None) as run:
         run.settings = {"keys": counts, "seconds": seconds}
