@@ -41,7 +41,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         "orders": "transfer_orders",
     }
     for name in (*COMMANDS, "recover_sweep"):
-        module = import_module(f"tiercel.bench.scenarios.{modules.get(name, name)}")
+        folder = "tiercel.bench" if name == "footprint" else "tiercel.bench.scenarios"
+        module = import_module(f"{folder}.{modules.get(name, name)}")
         monkeypatch.setattr(module, "measure", measure)
 
 
