@@ -92,7 +92,7 @@ def test_every_benchmark_has_help_with_an_example(capsys: pytest.CaptureFixture[
         ("nexmark --queries q9", "unknown 'q9'"),
         ("nexmark --events 5", "--events 5 is out of range"),
         ("app --minutes 0", "seconds = 0"),
-        ("app --rate 1000000000", "rate = 1e+09"),
+        ("app --rate 1000000000", "rate = 1,000,000,000"),
         ("app --during explode", "unknown change 'explode'"),
         ("app --set cars=0", "traffic: cars = '0'"),
         ("app --set cars", "--set 'cars'"),
