@@ -1,6 +1,7 @@
 """Rows that wait for the state of their key, and the watermarks that they see when they are processed.
 
-Responsible for: merging the waiting rows of a key with the ticks and watermarks, in the order of the logs.
+Responsible for: merging the waiting rows of a key with the ticks and watermarks, in the order of the logs;
+    the figures and routes that follow from what has arrived.
 Not responsible for: which rows wait, and when they are processed (destination_instance.py).
 """
 
@@ -63,3 +64,13 @@ def passed_by(adopt: Adopt, offset: int) -> list[Item]:
 def first_route(updates: list[RouteUpdate], key: Key, slot: int) -> Route | None:
     """The route of a key in the first of these updates that has one."""
     return next((route for u in updates if (route := u.keys.get(key) or u.slots.get(slot))), None)
+
+
+def overlap_of(arrivals_ms: list[tuple[float, int]]) -> float:
+    """For how much of the transfer a unit was there already, on average: (time, number of units) each."""
+    units = sum(count for _, count in arrivals_ms)
+    took_ms = arrivals_ms[-1][0] - arrivals_ms[0][0] if arrivals_ms else 0.0
+    if not units or not took_ms:
+        return 0.0
+    end_ms = arrivals_ms[-1][0]
+    return sum(count * (end_ms - at_ms) for at_ms, count in arrivals_ms) / units / took_ms

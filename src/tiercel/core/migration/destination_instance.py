@@ -27,7 +27,7 @@ from tiercel.core.errors import CoreBug
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.machine.stored import StoredIncomingMove
-from tiercel.core.migration.catch_up import CatchUp, Item, LogWatermarks, first_route, passed_by
+from tiercel.core.migration.catch_up import CatchUp, Item, LogWatermarks, first_route, overlap_of, passed_by
 from tiercel.core.migration.instance_port import CallResult, InstancePort
 from tiercel.core.migration.phases import (
     DESTINATION_INSTANCE,
@@ -101,7 +101,7 @@ class StateReceiver:
         self.withheld: list[tuple[int, Output]] = []  # (stage, output), until the receiver may emit
         self.withheld_dead_letters: list[tuple[int, Output]] = []
         self._missing_seen = -1
-        self.processed: Position = (SHADOW, -1)  # of the units that are here
+        self.passed: Position = (SHADOW, -1)  # the last item that did not wait for its turn
         self.covered: Position = (SHADOW, -1)  # by the checkpoint that this incarnation has loaded
         self.covered_units: frozenset[Unit] = frozenset()  # that were here then
         self.durable_units: set[Unit] = set()  # the source need not keep them in memory
@@ -118,7 +118,12 @@ class StateReceiver:
     @property
     def complete(self) -> bool:
         """Whether the state of every key is here, and no rows wait that came before it."""
-        return not self.missing and not self.catching_up
+        return not self.missing and not self.catching_up and not self.reads_again
+
+    @property
+    def reads_again(self) -> bool:
+        """Whether rows come again that the units of a restored checkpoint have, and other units have not."""
+        return self.passed < self.covered
 
     @property
     def shadow_ended(self) -> bool:
@@ -179,9 +184,10 @@ class StateReceiver:
         receiver.covered_units = frozenset(receiver.missing.difference(stored.missing))
         receiver.missing = set(stored.missing)
         if receiver.missing and stored.adopt is not None:
-            receiver.covered = receiver.processed = (stored.position[0], stored.position[1])
+            receiver.covered = (stored.position[0], stored.position[1])
             receiver.own_position, receiver.flip_offset = stored.adopted_at, stored.adopt.flip_offset
             receiver.durable_units.update(receiver.covered_units)
+            receiver.behind_shadow.append(((OWN, stored.adopted_at), stored.adopt.time_ms, [], None))
             receiver.behind_shadow.extend(passed_by(stored.adopt, stored.adopted_at))
         elif stored.position[0] == OWN:
             receiver.own_position, receiver.shadow_position = stored.position[1], 1 << 60
@@ -254,15 +260,6 @@ class StateReceiver:
         step.send(self.source, m.UnitReceipt(self.move, chunk.n, taken))
         self._finish_if_complete(step)
 
-    def overlap(self) -> float:
-        """For how much of the transfer a unit was there already, on average."""
-        units = sum(count for _, count in self._arrivals_ms)
-        took_ms = self._arrivals_ms[-1][0] - self._arrivals_ms[0][0] if self._arrivals_ms else 0.0
-        if not units or not took_ms:
-            return 0.0
-        end_ms = self._arrivals_ms[-1][0]
-        return sum(count * (end_ms - at_ms) for at_ms, count in self._arrivals_ms) / units / took_ms
-
     def refuse_copy(self, step: Step, chunk: m.Chunk) -> None:
         """Request the units of a chunk again, in full: it names keys that the copy does not have."""
         slots = self.space.slots
@@ -319,13 +316,14 @@ class StateReceiver:
     def _start_catching_up(self, key: Key, held: list[Item]) -> None:
         """Rows that waited for a key's state come before its later ones; `work` processes them in slices."""
         state = self.space.keys.get(key)
-        if held or (self.controls and state is not None and state.timers):
+        waits = bool(self.controls) or self.reads_again
+        if held or (waits and state is not None and state.timers):
             self.catching_up[key] = CatchUp(held)
 
     def _catch_up(self, rows_max: float) -> int:
         """Process rows of keys that catch up, with the ticks and watermarks between them, in order."""
         count = steps = 0
-        while self.catching_up and count < rows_max and steps < CONTROLS_MAX and not self._is_full():
+        while self.can_catch_up() and count < rows_max and steps < CONTROLS_MAX:
             key, waiting = next(iter(self.catching_up.items()))
             while count < rows_max and (item := waiting.next_item(self.controls)) is not None:
                 steps += 1
@@ -357,7 +355,7 @@ class StateReceiver:
             return
         self.controls.clear()
         self.become(step, DestinationInstancePhase.ADOPTED if owned else DestinationInstancePhase.IN_STEP)
-        self.instance.tell(step, m.StateComplete(self.move, self.overlap()))
+        self.instance.tell(step, m.StateComplete(self.move, overlap_of(self._arrivals_ms)))
 
     # -- incoming rows -----------------------------------------------------------------------
 
@@ -403,9 +401,13 @@ class StateReceiver:
 
     def has_work(self) -> bool:
         """Whether rows that waited can be processed now."""
-        if self.catching_up and not self._is_full():
+        if self.can_catch_up():
             return True
         return bool(self.stalled) and not self._must_stall(self.stalled[0][3])
+
+    def can_catch_up(self) -> bool:
+        """Whether keys that catch up may go on: of rows and ticks that come again, all must be here."""
+        return bool(self.catching_up) and not self.reads_again and not self._is_full()
 
     def work(self, step: Step, rows_max: float) -> int:
         """Process about this many of the rows that waited; returns how many. The others have their turn."""
@@ -433,8 +435,7 @@ class StateReceiver:
             self._own(step, control)
             return
         covered = self.is_covered(position)
-        if not covered:
-            self.processed = position
+        self.passed = max(self.passed, position)
         if isinstance(control, TakenOver):
             if not covered:
                 self.renew(position[1], control)
@@ -461,8 +462,9 @@ class StateReceiver:
                 continue
             if unit in self.missing:
                 self.hold(unit, key, (position, time_ms, of_key, None))
-            elif key in self.catching_up:
-                self.catching_up[key].items.append((position, time_ms, of_key, None))
+            elif covered or key in self.catching_up:
+                waiting = self.catching_up.setdefault(key, CatchUp([]))
+                waiting.items.append((position, time_ms, of_key, None))
             else:
                 self._call(key, of_key, position, time_ms, self.marks)
 
@@ -648,7 +650,7 @@ class StateReceiver:
         self._finish_if_complete(step)
 
     def _own(self, step: Step, adopt: Adopt) -> None:
-        self.adopt, self.processed = adopt, (OWN, self.adopted_at)
+        self.adopt, self.passed = adopt, (OWN, self.adopted_at)
         if not STRATEGIES[self.strategy].freezes:
             self.become(step, DestinationInstancePhase.ADOPTED)
         self.marks.own_ms = max(self.marks.own_ms, adopt.own_watermark_ms)
@@ -675,7 +677,7 @@ class StateReceiver:
     def checkpoint_position(self) -> Position | None:
         """The position that a checkpoint may claim now; None while rows are held."""
         if self.phase is DestinationInstancePhase.ADOPTED_RECEIVING and self.adopt is not None:
-            return self.processed
+            return max(self.passed, self.covered)
         waiting = self.stalled or self.behind_shadow or self.phase in INCOMPLETE
         return self.position if not waiting else None
 

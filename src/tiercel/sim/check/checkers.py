@@ -83,8 +83,11 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
                 else:
                     expected[item] += 1
                     sources[item] = (script.name, payload[1])
+    rows_of = dict.fromkeys(first_inputs, (expected, sources))  # stream -> its rows, and who sent them
     for operator in deployment.topology.operators.values():
         scenario = deployment.scenario
+        expected, sources = _of_streams(rows_of, operator.inputs)
+        numbered = numbered if operator.inputs == first_inputs else NumberedRows()
         code = (scenario.kinds[operator.name], scenario.coarser[operator.name])
         reference = Reference(operator, *code, deployment.recorder, scenario.encoded, scenario.joins)
         histories = reference.run()
@@ -98,14 +101,27 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
         found += _modelled(deployment, operator, histories)
         found += _owners(deployment, operator, histories)
         found += _behind_watermark(deployment, operator, histories)
-        expected, sources, numbered = Counter(), {}, NumberedRows()
+        made, made_by = rows_of[operator.output] = (Counter[Any](), dict[Any, tuple[Any, int]]())
         for history in histories.values():
             for n, (key, _, payload) in enumerate(
                 one for output in history.outputs for one in plain(output.row)
             ):
-                expected[key, _plain(payload)] += 1
-                sources[key, _plain(payload)] = (history.key, n)
+                made[key, _plain(payload)] += 1
+                made_by[key, _plain(payload)] = ((operator.name, history.key), n)
     return found
+
+
+def _of_streams(
+    rows_of: dict[str, tuple[Any, Any]], inputs: tuple[str, ...]
+) -> tuple[dict[Any, int], dict[Any, tuple[Any, int]]]:
+    """The rows of these streams and their sources; streams of one script list share theirs."""
+    expected: dict[Any, int] = Counter()
+    sources: dict[Any, tuple[Any, int]] = {}
+    for rows, made_by in {id(found): found for name in inputs if (found := rows_of.get(name))}.values():
+        for item, count in rows.items():
+            expected[item] += count
+        sources.update(made_by)
+    return expected, sources
 
 
 def _behind_watermark(

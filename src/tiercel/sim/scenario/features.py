@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from tiercel.core.model.topology import Stream
-from tiercel.sim.scenario import devices, outages, overload, site_faults
+from tiercel.sim.scenario import devices, graphs, outages, overload, site_faults
 from tiercel.sim.scenario.scenario import Action, Options, Scenario, Traffic
 
 replace = msgspec.structs.replace
@@ -56,6 +56,7 @@ class Feature(NamedTuple):
 
 
 FEATURES: dict[str, Feature] = {
+    "third-operators": Feature(graphs.third_operator, 0.1),
     "many-cars": Feature(overload.many_cars, 0.1),
     "large-state": Feature(overload.large_state, 0.15),
     "small-limits": Feature(overload.small_limits, 0.15),
