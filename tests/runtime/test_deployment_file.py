@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tiercel.errors import UserError
+from tiercel.runtime.deployment import installed_version
 from tiercel.runtime.sites.deployment_file import DeploymentFile
+from tiercel.runtime.sites.site_application import check_clock, check_version
 
 FILE = """
 name = "traffic"
@@ -39,7 +41,8 @@ def test_file_names_the_sites_their_parents_and_where_each_is_reached(path: Path
     assert file.root == "cloud"
     assert file.sites == {"cloud": None, "edge-1": "cloud", "edge-2": "cloud"}
     assert file.listen["edge-1"] == ("0.0.0.0", 7400)
-    assert file.elsewhere("edge-2") == {"cloud": ("10.0.0.5", 7400), "edge-1": ("edge1.example", 7400)}
+    assert file.elsewhere("edge-2") == {"cloud": ("10.0.0.5", 7400), "edge-1": ("10.0.0.5", 7400)}
+    assert file.elsewhere("cloud") == {"edge-1": ("edge1.example", 7400), "edge-2": ("::1", 7400)}
     assert file.reached["edge-2"] == ("::1", 7400)
     assert file.secret == b"s" * 32
 
@@ -88,3 +91,34 @@ def test_a_site_that_is_not_in_the_file_is_named(path: Path) -> None:
     path.write_text(FILE, encoding="utf-8")
     with pytest.raises(UserError, match="site 'edge-9' is not in the deployment file of 'traffic'"):
         DeploymentFile.read(path).check_site("edge-9")
+
+
+def test_links_follow_the_tree_of_the_sites_unless_two_sites_reach_each_other_directly(path: Path) -> None:
+    more = """
+        [sites.pole]
+        parent = "edge-2"
+        listen = "10.0.0.9:7400"
+        direct = ["edge-1"]
+    """
+    path.write_text(FILE + more, encoding="utf-8")
+    file = DeploymentFile.read(path)
+    hops = {(a, b): file.next_hop(a, b) for a in file.sites for b in file.sites if a != b}
+    assert hops["cloud", "pole"] == "edge-2"
+    assert hops["pole", "cloud"] == "edge-2"
+    assert hops["edge-1", "edge-2"] == hops["edge-2", "edge-1"] == "cloud"
+    assert hops["pole", "edge-1"] == "edge-1", "the file says so"
+    assert hops["edge-1", "pole"] == "pole", "a connection has two directions"
+    path.write_text(FILE + more.replace("edge-1", "edge-9"), encoding="utf-8")
+    with pytest.raises(UserError, match="site 'pole' would reach 'edge-9' directly"):
+        DeploymentFile.read(path)
+
+
+def test_another_version_or_a_clock_that_is_far_off_is_named() -> None:
+    with pytest.raises(UserError, match=r"site 'cloud' has version 0\.0\.9"):
+        check_version("cloud", "0.0.9")
+    check_version("cloud", installed_version())
+    check_clock("cloud", 1_005.0, 1_000.0, 1_000.1)
+    with pytest.raises(UserError, match="the clock of site 'cloud' is 60 s ahead"):
+        check_clock("cloud", 1_060.1, 1_000.0, 1_000.1)
+    with pytest.raises(UserError, match="the clock of site 'cloud' is 40 s behind"):
+        check_clock("cloud", 960.0, 1_000.0, 1_000.1)

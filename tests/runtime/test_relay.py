@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from certificates import make_authority, needs_openssl
 from deployment_in_process import Running, running, until
 from tiercel.core import messages as m
-from tiercel.core.machine.effects import Effect, Exit, Send
+from tiercel.core.machine.effects import Effect, Send
 from tiercel.core.machine.events import Connected, Disconnected, Event, Received
+from tiercel.errors import UserError
 from tiercel.runtime.net.registry import Registry
 from tiercel.runtime.process.host import Host, HostConfig
-from waiting import until_in_loop
+from tiercel.runtime.sites.remote import Refused, ask
 
 SECRET = b"secret of both sites"
 HERE, THERE = "op@cloud#1", "op@edge#1"
@@ -137,18 +140,90 @@ def test_a_process_that_does_not_run_is_dialled_until_it_does(sites: TwoSites) -
     until(lambda: machine.is_connected(HERE))
 
 
-def test_a_process_ends_that_wants_to_reach_another_site_in_its_last_moment(tmp_path: Path) -> None:
-    """An instance that was halted by a restart, and had something for a site that was cut off, hung here."""
-    registry = Registry(tmp_path)
-    registry.set_elsewhere({"edge": ("127.0.0.1", 1)})
-    host = Host(HERE, Noting(), HostConfig(registry=registry, secret=SECRET))
+def test_sites_reach_each_other_through_the_router_of_their_parent(sites: TwoSites, tmp_path: Path) -> None:
+    far = "op@pole#1"
+    sites.registries["pole"] = Registry(tmp_path / "pole")
+    sites.routers["pole"] = sites._router("pole")
+    edge = ("127.0.0.1", sites.router_port("edge"))
+    sites.registries["pole"].set_elsewhere({"edge": edge, "cloud": edge})
+    sites.registries["edge"].set_elsewhere(
+        {
+            "cloud": ("127.0.0.1", sites.router_port("cloud")),
+            "pole": ("127.0.0.1", sites.router_port("pole")),
+        }
+    )
+    sites.routers["edge"].end()  # it reads where the others are when it starts
+    sites.registries["edge"] = Registry(tmp_path / "edge")
+    sites.routers["edge"] = sites._router("edge")
+    edge = ("127.0.0.1", sites.router_port("edge"))
+    sites.registries["pole"].set_elsewhere({"edge": edge, "cloud": edge})
+    machine = Noting()
+    sites.hosts[far] = sites._start(far, machine)
+    sites.send(far, HERE, m.Forget("m1"))
+    until(lambda: sites.here.is_connected(far) and machine.is_connected(HERE))
+    sites.send(HERE, far, m.Forget("m2"))
+    until(lambda: machine.heard(HERE) == [m.Forget("m2")])
 
-    async def ends() -> bool:
-        serving = asyncio.create_task(host.run())
-        await until_in_loop(lambda: registry.find(HERE) is not None, "it does not listen")
-        host.perform([Send(THERE, m.Forget("m1")), Exit("halted for m1")])
-        ended, _ = await asyncio.wait({serving}, timeout=5.0)
-        return bool(ended)
 
-    assert asyncio.run(ends())
-    assert host.ended_because == "halted for m1"
+@pytest.mark.parametrize("seed", range(3))
+def test_garbage_oversized_and_replayed_frames_at_the_port_of_a_router_harm_nobody(
+    sites: TwoSites, seed: int
+) -> None:
+    draw = Random(seed)
+    port = sites.router_port("edge")
+    sites.send(HERE, THERE, m.Forget("m1"))
+    until(lambda: sites.here.is_connected(THERE))
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as tap:  # a man in the middle, who records one connection
+        registry = Registry(sites.registries["cloud"]._directory / f"tapped-{seed}")
+        registry.set_elsewhere({"edge": ("127.0.0.1", tap.getsockname()[1])})
+        victim = Noting()
+        config = HostConfig(registry=registry, secret=SECRET, dials=[THERE], listens=False)
+        with running(Host("op@cloud#7", victim, config)):
+            client, _ = tap.accept()
+            with client, socket.create_connection(("127.0.0.1", port)) as router:
+                for source, target in ((client, router), (router, client), (client, router)):
+                    data = source.recv(65536)
+                    heard.append(data)
+                    target.sendall(data)
+                until(lambda: sites.there.is_connected("op@cloud#7"))
+    said = heard[0] + heard[2]
+    events = len(sites.there.events)
+    for n in range(40):
+        kind = draw.choice(("replayed", "garbage", "oversized", "cut", "mixed"))
+        data = {
+            "replayed": said,
+            "garbage": draw.randbytes(draw.randint(1, 3000)),
+            "oversized": draw.randint(2**20, 2**32 - 1).to_bytes(4) + draw.randbytes(500),
+            "cut": said[: draw.randint(1, len(said) - 1)],
+            "mixed": heard[0] + draw.randbytes(draw.randint(1, 200)),
+        }[kind]
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(data)
+            if n % 4 == 0:
+                stranger.settimeout(0.2)
+                stranger.recv(4096)
+    until(lambda: not sites.there.is_connected("op@cloud#7"))
+    new = [e for e in sites.there.events[events:] if isinstance(e, Received | Connected)]
+    assert new == [], "no stranger was taken for the process whose bytes he repeats"
+    sites.send(HERE, THERE, m.Forget("m3"))
+    until(lambda: m.Forget("m3") in sites.there.heard(HERE))
+
+
+@needs_openssl
+def test_who_has_another_certificate_or_secret_is_told_so_and_the_router_goes_on(tmp_path: Path) -> None:
+    ours, others = make_authority(tmp_path / "ours"), make_authority(tmp_path / "others")
+    registry = Registry(tmp_path / "edge")
+    config = HostConfig(registry=registry, secret=SECRET, manifest=b"{}", tls=ours)
+    with running(Host("edge", Noting(), config)):
+        until(lambda: registry.find("edge") is not None)
+        found = registry.find("edge")
+        assert found is not None
+        endpoint = (found.host, found.port)
+        with pytest.raises(Refused, match="do not accept each other's certificates"):
+            ask(endpoint, SECRET, others, 5.0)
+        with pytest.raises(Refused, match="has another secret"):
+            ask(endpoint, b"another secret", ours, 10.0)
+        with pytest.raises(UserError, match="no router of a deployment answers"):
+            ask(endpoint, SECRET, None, 1.0)
+        assert ask(endpoint, SECRET, ours, 5.0).site == "edge"

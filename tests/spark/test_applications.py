@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,13 @@ import pytest
 from oracle import until
 
 import tiercel
+from tiercel.chaos.sites.proxy import OPEN, LinkState, Proxy
 from tiercel.chaos.sites.run import free_ports
 from tiercel.chaos.sites.site_process import SiteProcess
+from tiercel.runtime.deployment import DeploymentDir
+from tiercel.runtime.sites.deployment_file import DeploymentFile
 from tiercel.runtime.sites.remote import differences
+from tiercel.runtime.sites.site_application import SiteApplication
 from tiercel.spark.api.connect import RemoteClients
 
 SITES = ("cloud", "edge")
@@ -25,7 +30,7 @@ CARS = [f"car-{n}" for n in range(20)]
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sites")
     (directory / "secret").write_bytes(secrets.token_bytes(32))
-    cloud, edge = free_ports(2)
+    cloud, edge, cloud_door, edge_door = free_ports(4)
     path = directory / "cars.toml"
     path.write_text(
         f"""
@@ -33,9 +38,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         secret_file = "secret"
         [sites.cloud]
         listen = "127.0.0.1:{cloud}"
+        advertise = "127.0.0.1:{cloud_door}"
         [sites.edge]
         parent = "cloud"
         listen = "127.0.0.1:{edge}"
+        advertise = "127.0.0.1:{edge_door}"
         """,
         encoding="utf-8",
     )
@@ -43,7 +50,18 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sites(file: Path) -> Iterator[dict[str, SiteProcess]]:
+def links(file: Path) -> Iterator[dict[str, Proxy]]:
+    """The doors of the sites, which can be shut in one direction or in both."""
+    facts = tomllib.loads(file.read_text(encoding="utf-8"))["sites"]
+    ports = {site: [int(facts[site][end].split(":")[1]) for end in ("advertise", "listen")] for site in SITES}
+    made = {site: Proxy(*ports[site]) for site in SITES}
+    yield made
+    for link in made.values():
+        link.close()
+
+
+@pytest.fixture(scope="module")
+def sites(file: Path, links: dict[str, Proxy]) -> Iterator[dict[str, SiteProcess]]:
     started = {name: SiteProcess(file, name) for name in SITES}
     try:
         for site in started.values():
@@ -76,12 +94,13 @@ class Traffic:
         self.producer = connected(file, enters).producer("cars", name=name)
         self.subscriber = connected(file, leaves).subscribe("sums.out", after=0)
         self.sent = 0
+        self.cars = CARS
         self.found: dict[str, list[tuple[int, int]]] = {car: [] for car in CARS}
 
     def send(self, rounds: int) -> None:
         for _ in range(rounds):
             self.sent += 1
-            self.producer.send_many([(car, self.sent) for car in CARS])
+            self.producer.send_many([(car, self.sent) for car in self.cars])
 
     def check(self) -> None:
         """Each car has each number once, in order, with the sum of all before it."""
@@ -89,7 +108,8 @@ class Traffic:
 
         def complete() -> bool:
             for received in self.subscriber.poll(0.2):
-                self.found[received.row.car].append((received.row.n, received.row.total))
+                if received.row.car in self.found:
+                    self.found[received.row.car].append((received.row.n, received.row.total))
             return all(len(rows) >= len(wanted) for rows in self.found.values())
 
         until(complete, lambda: f"outputs: { {car: len(rows) for car, rows in self.found.items()} }")
@@ -166,6 +186,72 @@ def test_policies_of_the_root_see_and_scale_the_application_of_another_site(
         traffic.close()
 
 
+@pytest.mark.parametrize("strategy", ["restart", "live", "pause"])
+@pytest.mark.parametrize("heard", [LinkState(toward=False), LinkState(back=False)], ids=["toward", "back"])
+def test_a_move_beside_a_link_that_is_heard_one_way_only_ends_and_loses_nothing(
+    sites: dict[str, SiteProcess], file: Path, links: dict[str, Proxy], strategy: str, heard: LinkState
+) -> None:
+    cloud = sites["cloud"]
+    traffic = Traffic(file, enters="edge", leaves="cloud", name=f"stalled-{strategy}-{heard.toward}")
+    cars = [f"{strategy}-{heard.toward}-{n}" for n in range(10)]
+    traffic.cars, traffic.found = cars, {car: [] for car in cars}
+    try:
+        traffic.send(5)
+        for to, door in (("edge", "cloud"), ("cloud", "edge")):
+            cloud.send(do="move", keys=cars, to=to, strategy=strategy)
+            links[door].set(heard)
+            traffic.send(5)
+            time.sleep(1.5)
+            links[door].set(OPEN)
+            answer = cloud.read()
+            assert isinstance(answer, list) or "was undone" in answer["error"], answer
+            traffic.send(5)
+        traffic.check()
+    finally:
+        traffic.close()
+
+
+def test_a_site_that_is_connected_and_does_not_answer_blocks_no_question(
+    sites: dict[str, SiteProcess], links: dict[str, Proxy]
+) -> None:
+    links["cloud"].set(LinkState(toward=False))  # the edge has dialled the cloud: it is not heard any more
+    links["edge"].set(LinkState(back=False))
+    try:
+        begun = time.monotonic()
+        status = sites["cloud"].ask(do="status")
+        assert status["silent"].keys() == {"edge"}
+        assert time.monotonic() - begun < 15.0, "it is not waited for as long as one of our own"
+    finally:
+        for link in links.values():
+            link.set(OPEN)
+    until(lambda: sites["cloud"].ask(do="status")["silent"] == {}, lambda: "the edge is silent")
+
+
+def test_a_site_leaves_with_all_its_keys_and_comes_back(sites: dict[str, SiteProcess], file: Path) -> None:
+    cloud = sites["cloud"]
+    cars = [f"parting-{n}" for n in range(10)]
+    traffic = Traffic(file, enters="cloud", leaves="cloud", name="parting")
+    traffic.cars, traffic.found = cars, {car: [] for car in cars}
+    try:
+        traffic.send(5)
+        move(cloud, cars, "edge", "live")
+        traffic.send(5)
+        assert cloud.ask(do="leave", site="edge") == ["sums"]
+        assert set(cloud.ask(do="owners", keys=cars).values()) == {"sums@cloud#1"}
+        assert "is the root" in cloud.ask(do="leave", site="cloud")["error"]
+        sites["edge"].end()
+        traffic.send(5)
+        traffic.check()
+        sites["edge"] = SiteProcess(file, "edge")
+        assert sites["edge"].read() == "deployed"
+        cloud.ask(do="scale", instances={"cloud": 1, "edge": 1})
+        move(cloud, cars, "edge", "live")
+        traffic.send(5)
+        traffic.check()
+    finally:
+        traffic.close()
+
+
 def test_a_subscriber_at_an_edge_reads_there_what_the_edge_makes(
     sites: dict[str, SiteProcess], file: Path
 ) -> None:
@@ -203,7 +289,7 @@ def test_client_with_another_secret_or_a_wrong_address_is_told_so(file: Path, tm
 
 
 @pytest.mark.usefixtures("sites")
-def test_a_second_application_of_a_site_or_another_program_is_refused(file: Path) -> None:
+def test_a_second_application_of_a_site_or_another_program_is_refused(file: Path, tmp_path: Path) -> None:
     again = SiteProcess(file, "edge")
     assert "is in use by the driver" in again.read()["error"]
     again.end()
@@ -214,6 +300,13 @@ def test_a_second_application_of_a_site_or_another_program_is_refused(file: Path
         streams={name: facts for name, facts in declared.streams.items() if name != "cars/dead"},
         settings=msgspec.structs.replace(declared.settings, tick_ms=declared.settings.tick_ms + 1),
     )
+    edge = SiteApplication(DeploymentFile.read(file), "edge")
+    running = connected(file, "edge").deployment.manifest()
+    with pytest.raises(tiercel.UserError, match=r"site 'edge' runs already .* with another storage"):
+        edge.join(DeploymentDir(tmp_path), msgspec.structs.replace(running, id="another"))
+    with pytest.raises(tiercel.UserError, match="operator 'sums' has other code here than there"):
+        edge.join(DeploymentDir(tmp_path), msgspec.structs.replace(running, code={"sums": "changed"}))
+    edge.join(DeploymentDir(tmp_path), running)
     found = "; ".join(differences(other, declared))
     assert "stream 'cars/dead' is declared there only" in found
     assert f"setting tick_ms: {declared.settings.tick_ms + 1} here" in found

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from tiercel.chaos.verdict import Verdict
 
 MINUTES_MAX = 24 * 60.0
+APPLICATIONS_MAX = 4
+CUT_S = 12.0
+CUT_S_MAX, CLOCKS_S_MAX = 120.0, 20.0
 MASTER = "local-cluster[2,6,1024]"
 AUDITED = ("inputs", "outputs", "lost", "doubled", "reordered", "wrong", "invented")
 
@@ -47,8 +50,14 @@ def chaos(
     ] = DEFAULT,
     applications: Annotated[
         int,
-        typer.Option(help="1; or 2: sites that are applications of their own, and faults between them."),
+        typer.Option(help="1; or from 2 to 4: sites that are applications of their own, and faults between."),
     ] = 1,
+    cut: Annotated[
+        float, typer.Option(help="With --applications: seconds of the longest fault of a link.")
+    ] = CUT_S,
+    clocks: Annotated[
+        float, typer.Option(help="With --applications: seconds that the clocks of the edges are ahead.")
+    ] = 0.0,
     out: Annotated[
         Path | None, typer.Option(help="New directory for the recording. Default: out/chaos-SEED-TIME")
     ] = None,
@@ -68,7 +77,12 @@ def chaos(
     Exit code 2: all is well, but there were fewer faults than the minimum (100 in 20 minutes, 5 of each kind,
     30 during moves).
 
+    With --applications, sites are Spark applications of their own with a link between them that is cut, or
+    heard one way only, while drivers, routers and instances are killed.
+
     Example: tiercel chaos --minutes 3 --seed 7
+
+    Another one: tiercel chaos --applications 3 --minutes 3 --cut 20 --clocks 5
     """
     if not 0 < minutes <= MINUTES_MAX:
         raise UserError(
@@ -79,16 +93,22 @@ def chaos(
     from tiercel.chaos.verdict import SLOTS, Verdict, judge  # Spark is loaded only when it is asked for
     from tiercel.spark.cluster.session import open_session
 
-    if applications not in (1, 2):
-        raise UserError(f"--applications {applications}", expected="1 or 2")
-    if applications == 2 and (master, durability) != (MASTER, DEFAULT):
-        raise UserError("--master or --durability with --applications 2", expected="one of them")
+    if not 1 <= applications <= APPLICATIONS_MAX:
+        raise UserError(f"--applications {applications}", expected=f"from 1 to {APPLICATIONS_MAX}")
+    if applications > 1 and (master, durability) != (MASTER, DEFAULT):
+        raise UserError("--master or --durability with --applications", expected="one of them")
+    if applications == 1 and (cut, clocks) != (CUT_S, 0.0):
+        raise UserError("--cut or --clocks without --applications", expected="--applications 2 as well")
+    for option, value, most in (("--cut", cut, CUT_S_MAX), ("--clocks", clocks, CLOCKS_S_MAX)):
+        if not 0 <= value <= most:
+            raise UserError(f"{option} {value:g} is out of range", expected=f"seconds from 0 to {most:g}")
     check_master(master)
     check_durability(durability)
     place = recording_place(out or Path("out") / f"chaos-{seed}-{time.strftime('%Y%m%d-%H%M%S')}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that mounts and children end with us
-    if applications == 2:
-        _between_applications(place, seed, minutes, as_json=as_json)
+    if applications > 1:
+        options = {"applications": applications, "cut_s": cut, "ahead_s": clocks}
+        _between_applications(place, seed, minutes, options, as_json=as_json)
         return
     with progress() as show_progress:
         run_log = Supervisor(place, seed, master, durability, show_progress).run(minutes * 60)
@@ -115,12 +135,14 @@ def chaos(
         raise typer.Exit(2)
 
 
-def _between_applications(place: Path, seed: int, minutes: float, *, as_json: bool) -> None:
+def _between_applications(
+    place: Path, seed: int, minutes: float, options: dict[str, Any], *, as_json: bool
+) -> None:
     from tiercel.chaos.sites.run import SitesRun
 
     with progress() as show_progress:
-        verdict = SitesRun(place, seed, show_progress).run(minutes * 60)
-    found = {"good": verdict.good, **msgspec.to_builtins(verdict)}
+        verdict = SitesRun(place, seed, show_progress, **options).run(minutes * 60)
+    found = {"good": verdict.good, **options, **msgspec.to_builtins(verdict)}
     document = msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
     (place / "verdict.json").write_text(document, encoding="utf-8")
     if as_json:

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import secrets
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +42,15 @@ FORMAT = 2  # of everything below this directory
 SECRET_BYTES = 32
 
 Durability = Literal["os", "disk", "replica"]
+
+
+@functools.cache
+def installed_version() -> str:
+    """The version of this package, which must be the same at every site; empty: it is not installed."""
+    try:
+        return metadata.version("tiercel")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 class StreamFacts(msgspec.Struct, frozen=True):
@@ -117,6 +128,7 @@ class Manifest(msgspec.Struct, frozen=True):
     replicas: ReplicaPlan | None = None
     given: tuple[str, ...] = ()  # operators that have received all of their initial state
     state: dict[str, dict[str, VariableFacts]] = {}  # operator -> variable -> how it is stored
+    code: dict[str, str] = {}  # operator -> digest of the source of its user code; empty: it has none
     format: int = FORMAT
 
     @property

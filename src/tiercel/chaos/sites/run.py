@@ -1,9 +1,9 @@
-"""Chaos between two Spark applications: cut links, killed drivers, routers and instances, while keys move.
+"""Chaos between sites that are Spark applications: cut links, killed drivers, routers and instances.
 
-Responsible for: the two applications and the links between them, the load, the faults, the verdict.
+Responsible for: the applications and the links between them, the load, the faults, the verdict.
 Not responsible for: faults inside one application (chaos/supervisor.py).
 
-Producers at both sites send numbers that grow by one for each car. The operator adds them up, so the right
+Producers at all sites send numbers that grow by one for each car. The operator adds them up, so the right
 output of a car is known for every input: its number and the sum of all numbers up to it, once and in order.
 """
 
@@ -36,7 +36,8 @@ CARS_PER_SITE = 20
 ROUNDS_PER_S = 50.0
 STRATEGIES = ("live", "live", "live", "pause", "restart")
 IN_MOVE = 0.7
-LINK_S = (1.0, 12.0)
+LINK_S = 1.0  # the shortest fault of a link
+CUT_S = 12.0  # the longest one, unless told otherwise
 DELAY_S = (0.0, 0.3)
 PAUSE_S = (0.5, 2.0)
 QUIET_S_MAX = 120.0  # without any new output at the end, what is missing is lost
@@ -173,23 +174,38 @@ def judge(sent: dict[str, int], found: dict[str, list[tuple[int, int]]]) -> Coun
 
 
 class SitesRun:
-    """Two applications under load, with faults drawn from a seed."""
+    """A cloud and its edges under load, each an application, with faults drawn from a seed.
 
-    def __init__(self, place: Path, seed: int, show_progress: ShowProgress) -> None:
+    The clocks of the edges are `ahead_s` ahead of the cloud's; a link is cut for at most `cut_s`.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        seed: int,
+        show_progress: ShowProgress,
+        *,
+        applications: int = 2,
+        cut_s: float = CUT_S,
+        ahead_s: float = 0.0,
+    ) -> None:
         place.mkdir(parents=True, exist_ok=True)
         self._random, self._show = Random(seed), show_progress
+        self._cut_s, self._ahead_s = cut_s, ahead_s
         self._seed = seed
         self.faults: Counter[str] = Counter()
         self.during_moves: Counter[str] = Counter()
         self.moves: Counter[str] = Counter()
         self.unexpected: list[str] = []
-        ports = free_ports(4)
-        listen, advertised = ports[:2], ports[2:]
-        self.addresses = dict(zip(("cloud", "edge"), (f"127.0.0.1:{port}" for port in listen), strict=True))
+        edges = ["edge"] if applications == 2 else [f"edge-{n}" for n in range(1, applications)]
+        ports = free_ports(2 * applications)
+        listen, advertised = ports[:applications], ports[applications:]
+        names = ["cloud", *edges]
+        self.addresses = dict(zip(names, (f"127.0.0.1:{port}" for port in listen), strict=True))
         self.secret = place / "secret"
         self.secret.write_bytes(secrets.token_bytes(32))
         self.file = place / "sites.toml"
-        parents = {"cloud": "", "edge": 'parent = "cloud"'}
+        parents = {"cloud": "", **dict.fromkeys(edges, 'parent = "cloud"')}
         sections = [
             f"[sites.{site}]\n{parents[site]}\n"
             f'listen = "{self.addresses[site]}"\nadvertise = "127.0.0.1:{port}"\n'
@@ -204,7 +220,7 @@ class SitesRun:
 
     def start(self, site: str) -> None:
         """Start the application of a site, and wait until it is deployed."""
-        self.sites[site] = SiteProcess(self.file, site)
+        self.sites[site] = SiteProcess(self.file, site, 0.0 if site == "cloud" else self._ahead_s)
         answer = self.sites[site].read()
         if answer != "deployed":
             self.unexpected.append(f"{site} did not start: {answer}")
@@ -295,14 +311,15 @@ class SitesRun:
                 hit = list(self.links.values()) if both else [draw.choice(list(self.links.values()))]
                 for link in hit:
                     link.set(state)
-                time.sleep(draw.uniform(*LINK_S))
+                time.sleep(draw.uniform(min(LINK_S, self._cut_s), self._cut_s))
                 for link in hit:
                     link.set(OPEN)
             case LinkFault.INSTANCE | LinkFault.ROUTER:
                 self._kill_process(draw.choice(list(self.sites)), fault)
             case LinkFault.EDGE:
-                self.sites["edge"].kill()
-                self.start("edge")
+                edge = draw.choice([site for site in self.sites if site != "cloud"])
+                self.sites[edge].kill()
+                self.start(edge)
             case LinkFault.CLOUD:
                 self.sites["cloud"].kill()
                 self.start("cloud")

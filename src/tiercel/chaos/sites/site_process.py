@@ -28,7 +28,7 @@ class SiteEnded(UserError):
 class SiteProcess:
     """One application of one site."""
 
-    def __init__(self, file: Path, site: str) -> None:
+    def __init__(self, file: Path, site: str, ahead_s: float = 0.0) -> None:
         self.site = site
         self._log = file.with_name(f"{site}.log").open("ab")
         self._process = subprocess.Popen(
@@ -39,6 +39,7 @@ class SiteProcess:
                 str(file),
                 site,
                 str(file.with_name(site)),
+                str(ahead_s),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -46,6 +47,11 @@ class SiteProcess:
             text=True,
             start_new_session=True,  # its JVM and workers are killed with it
         )
+
+    @property
+    def pid(self) -> int:
+        """The process of the driver; all processes of the application are in its group."""
+        return self._process.pid
 
     def read(self) -> Any:
         """The next answer."""

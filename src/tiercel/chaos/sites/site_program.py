@@ -3,11 +3,14 @@
 Responsible for: declaring the same graph at every site; moves, scalings and questions on command.
 Not responsible for: the process (site_process.py), the load and the verdict (run.py).
 
-    python -m tiercel.chaos.sites.site_program FILE SITE STORAGE
+    python -m tiercel.chaos.sites.site_program FILE SITE STORAGE [SECONDS]
+
+With seconds the clock of every router and instance of this site is so far ahead.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Iterator
@@ -16,12 +19,14 @@ from typing import Any
 import msgspec
 
 import tiercel
+from tiercel.runtime.deployment import DeploymentDir
+from tiercel.runtime.process.host import Host
+from tiercel.spark.cluster.task import build_host
+from tiercel.spark.operators.plans import OperatorPlan
 from tiercel.spark.operators.processor_adapter import Row, StatefulProcessor, StatefulProcessorHandle
 
 INPUT = "car string, n long"
 OUTPUT = "car string, n long, total long"
-SITES = ("cloud", "edge")
-INSTANCES = {"cloud": 1, "edge": 1}
 
 
 class Sums(StatefulProcessor):
@@ -43,7 +48,8 @@ class Sums(StatefulProcessor):
 
 def declare(live: tiercel.Live) -> None:
     cars = live.stream("cars", INPUT, key="car")
-    cars.transform_with_state(Sums(), OUTPUT, name="sums", instances=INSTANCES, outputs_at="both")
+    instances = dict.fromkeys(live.graph.sites, 1)
+    cars.transform_with_state(Sums(), OUTPUT, name="sums", instances=instances, outputs_at="both")
 
 
 def answer(live: tiercel.Live, command: dict[str, Any]) -> Any:
@@ -52,6 +58,8 @@ def answer(live: tiercel.Live, command: dict[str, Any]) -> Any:
             return [str(r) for r in live.move("sums", keys=keys, to=to, strategy=strategy).wait(60.0)]
         case {"do": "scale", "instances": instances}:
             return live.scale("sums", instances).wait()
+        case {"do": "leave", "site": site}:
+            return live.leave(site)
         case {"do": "owners", "keys": keys}:
             return live.owners("sums", keys)
         case {"do": "autoscale", **options}:
@@ -66,9 +74,18 @@ def answer(live: tiercel.Live, command: dict[str, Any]) -> Any:
             return {"error": f"unknown command {command!r}"}
 
 
-def main(file: str, site: str, storage: str) -> None:
+def build_ahead(ahead_ms: float, deployment: DeploymentDir, name: str, plan: OperatorPlan | None) -> Host:
+    """A process of a site whose clocks are wrong."""
+    host = build_host(deployment, name, plan)
+    host.shift_clock(ahead_ms)
+    return host
+
+
+def main(file: str, site: str, storage: str, ahead_s: str = "0") -> None:
     spark = tiercel.session(f"site-{site}", slots=6)
     with tiercel.start(spark, deployment=file, site=site, storage=storage) as live:
+        if float(ahead_s):
+            live.build = functools.partial(build_ahead, float(ahead_s) * 1e3)
         declare(live)
         live.deploy()
         print(json.dumps("deployed"), flush=True)

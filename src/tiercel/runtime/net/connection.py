@@ -31,6 +31,7 @@ import hmac
 import logging
 import secrets
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
@@ -67,6 +68,10 @@ class ConnectionRefused(HandshakeFailed):
 
 class Mistrusted(HandshakeFailed):
     """The peer claims the expected name, but has another secret."""
+
+
+class TlsFailed(HandshakeFailed):
+    """The two ends do not accept each other's certificates, or only one of them uses TLS."""
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -197,6 +202,9 @@ class Connection(asyncio.Protocol):
             self.drop(violation)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if isinstance(exc, ssl.SSLError) and self.phase is ConnectionPhase.NEW and self._expected is not None:
+            self.failed = True
+            self._owner.on_failed(self, TlsFailed(exc.reason or str(exc)))
         self.phase = ConnectionPhase.CLOSED
         if self._shaper is not None:
             self._shaper.drop()

@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 import shutil
+import ssl
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -31,6 +32,7 @@ from tiercel.runtime.net.connection import (
     HandshakeFailed,
     Mistrusted,
     Relay,
+    TlsFailed,
 )
 from tiercel.runtime.net.emulated_link import Links, LinkShaper, link_between
 from tiercel.runtime.net.registry import Address, Registry
@@ -185,9 +187,13 @@ class Peers:
         while True:
             connection = self.connections.get(peer)  # it may have dialled us
             if connection is None:
-                with contextlib.suppress(OSError):  # the peer is being started again, with another address
+                try:
                     address = self._registry.find(peer)
                     connection = None if address is None else await self._dial(address)
+                except ssl.SSLError as error:
+                    self._tls_failed(peer, TlsFailed(error.reason or str(error)))
+                except OSError:
+                    pass  # the peer is being started again, with another address
             if connection is not None:
                 await self._until_lost(connection, peer)
             await asyncio.sleep(DIAL_AGAIN_S if connection is not None and connection.failed else DIAL_S)
@@ -261,9 +267,18 @@ class Peers:
         dialled = connection.dialler == self.name
         if isinstance(failure, Mistrusted) and dialled:
             self._mistrusted += 1
+        if isinstance(failure, TlsFailed):
+            self._tls_failed(connection.peer, failure)
+            return
         hopeless = isinstance(failure, ConnectionRefused) or (dialled and self._mistrusted >= MISTRUSTED_MAX)
         if hopeless and isinstance(failure, HandshakeFailed) and self._on_refused is not None:
             self._on_refused(connection.peer, failure)
+
+    def _tls_failed(self, peer: str, failure: TlsFailed) -> None:
+        """A dialled peer does not accept our certificate, or we not his; several in a row are no accident."""
+        self._mistrusted += 1
+        if self._mistrusted >= MISTRUSTED_MAX and self._on_refused is not None:
+            self._on_refused(peer, failure)
 
     def on_opened(self, connection: Connection) -> None:
         self._in_handshake.pop(connection, None)

@@ -22,7 +22,9 @@ class ManifestQuery(Message, frozen=True):
 
 
 class ManifestReply(Message, frozen=True):
-    """Router -> client or driver: its site, and the manifest as JSON."""
+    """Router -> client or driver: its site, the manifest as JSON, its version, and the time of its clock."""
 
     site: str
     manifest: bytes
+    version: str = ""
+    now_ms: float = 0.0

@@ -59,7 +59,7 @@ from tiercel.core.machine.events import (
 )
 from tiercel.core.machine.names import Timer, TimerKind, TimerName
 from tiercel.core.messages import Message
-from tiercel.runtime.deployment import DeploymentDir
+from tiercel.runtime.deployment import DeploymentDir, installed_version
 from tiercel.runtime.net.addresses import machine_here
 from tiercel.runtime.net.connection import HandshakeFailed
 from tiercel.runtime.net.emulated_link import Links
@@ -318,7 +318,8 @@ class Host:
                 self._fail(error)
             return
         if type(messages[0]) is ManifestQuery:  # a client asks only this
-            self.send_at_once(peer, ManifestReply(self.name, self._config.manifest))
+            here = (self._config.manifest, installed_version(), self._clock())
+            self.send_at_once(peer, ManifestReply(self.name, *here))
             return
         if not GAUGE_MESSAGES.isdisjoint(map(type, messages)):  # the machine knows nothing of them
             messages = self._gauges.take(peer, messages)
@@ -333,6 +334,11 @@ class Host:
             self._unseen[event.peer] += 1
         self._waiting.append(event)
         self._plan()
+
+    def shift_clock(self, ahead_ms: float) -> None:
+        """Let this process see a clock that is ahead of that of its machine; before it runs."""
+        clock = self._clock
+        self._clock = lambda: clock() + ahead_ms
 
     def now_ms(self) -> float:
         return self._clock()

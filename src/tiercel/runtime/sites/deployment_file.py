@@ -13,11 +13,15 @@ Not responsible for: using it (spark/api/deployment.py, net/registry.py).
     parent = "cloud"
     listen = "0.0.0.0:7400"
     advertise = "edge1.example:7400"   # where others reach it, if that is not where it listens
+    direct = ["edge-2"]                # optional: sites that it reaches without a detour by its parent
 
     [tls]                              # optional: for every connection
     certificate = "/etc/tiercel/site.pem"
     key = "/etc/tiercel/site.key"
     authority = "/etc/tiercel/authority.pem"
+
+The links form the tree of the sites: parent and child reach each other. What goes to another site is relayed
+on that way, unless the two reach each other directly.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ class _Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listen: str
     parent: str | None = None
     advertise: str = ""
+    direct: list[str] = []
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +65,7 @@ class DeploymentFile(msgspec.Struct, frozen=True):
     listen: dict[str, Endpoint]
     reached: dict[str, Endpoint]  # site -> where others dial its router
     tls: dict[str, str] | None = None
+    direct: dict[str, tuple[str, ...]] = {}  # site -> others that it reaches without a detour
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> DeploymentFile:
@@ -87,7 +93,13 @@ class DeploymentFile(msgspec.Struct, frozen=True):
             if others:
                 what = f"{path}: {name!r} and {others[0]!r} are both at {host}:{port}"
                 raise UserError(what, expected="an address of its own for each site")
-        return cls(found.name, _secret(path, found.secret_file), sites, listen, reached, found.tls)
+        direct = {name: tuple(site.direct) for name, site in found.sites.items() if site.direct}
+        for name, others_of in direct.items():
+            for other in others_of:
+                if other not in sites or other == name:
+                    what = f"{path}: site {name!r} would reach {other!r} directly"
+                    raise UserError(what, expected=f"another one of: {', '.join(sites)}")
+        return cls(found.name, _secret(path, found.secret_file), sites, listen, reached, found.tls, direct)
 
     @property
     def root(self) -> str:
@@ -100,8 +112,22 @@ class DeploymentFile(msgspec.Struct, frozen=True):
             raise UserError(what, expected=f"one of: {', '.join(self.sites)}")
 
     def elsewhere(self, site: str) -> dict[str, Endpoint]:
-        """Where the routers of all other sites are reached."""
-        return {other: endpoint for other, endpoint in self.reached.items() if other != site}
+        """Where the routers of all other sites are reached, or the next one on the way to them."""
+        return {other: self.reached[self.next_hop(site, other)] for other in self.reached if other != site}
+
+    def next_hop(self, site: str, other: str) -> str:
+        """The site that a connection from one site to another goes to first."""
+        if other in self.direct.get(site, ()) or site in self.direct.get(other, ()):
+            return other
+        below = other
+        while below != site:  # up from the other one: does it end below this site?
+            above = self.sites[below]
+            if above is None:
+                return self.sites[site] or other
+            if above == site:
+                return below
+            below = above
+        return other
 
 
 def _check_tree(path: Path, sites: dict[str, str | None]) -> None:

@@ -20,7 +20,7 @@ from tiercel.core.machine.effects import Effect, Send
 from tiercel.core.machine.events import Connected, Event, Received
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir, Manifest
-from tiercel.runtime.net.connection import HandshakeFailed, Mistrusted
+from tiercel.runtime.net.connection import HandshakeFailed, Mistrusted, TlsFailed
 from tiercel.runtime.net.registry import FixedAddress
 from tiercel.runtime.net.site_messages import ManifestQuery, ManifestReply
 from tiercel.runtime.net.tls import TlsFiles
@@ -28,6 +28,10 @@ from tiercel.runtime.process.host import Host, HostConfig
 from tiercel.runtime.sites.deployment_file import Endpoint
 
 ASK_S_MAX = 10.0
+
+
+class Refused(UserError):
+    """Somebody listens at the address, and does not let us in."""
 
 
 class _ManifestClient:
@@ -108,11 +112,15 @@ def ask(endpoint: Endpoint, secret: bytes, tls: TlsFiles | None, timeout_s: floa
         runner.run(answered())
     if client.reply is not None:
         return client.reply
+    if isinstance(client.refusal, TlsFailed):
+        what = f"the router at {where} and this program do not accept each other's certificates"
+        hint = "both need a certificate that the authority of the deployment has signed, or no TLS at both"
+        raise Refused(f"{what}: {client.refusal}", expected="the TLS files of the deployment", hint=hint)
     if isinstance(client.refusal, Mistrusted):
         what, hint = f"the router at {where} has another secret", "give the secret file of that deployment"
-        raise UserError(what, expected="the secret of the deployment", hint=hint)
+        raise Refused(what, expected="the secret of the deployment", hint=hint)
     if client.refusal is not None:
-        raise UserError(f"the router at {where} refuses the connection: {client.refusal}")
+        raise Refused(f"the router at {where} refuses the connection: {client.refusal}")
     what = f"no router of a deployment answers at {where} within {timeout_s:g} s"
     raise UserError(what, expected="host:port of a site's router", hint="is it started, and reachable?")
 
@@ -127,6 +135,9 @@ def differences(mine: Manifest, theirs: Manifest) -> list[str]:
     _compare(found, "log of stream", mine.topology.streams, theirs.topology.streams)
     _compare(found, "operator", mine.topology.operators, theirs.topology.operators)
     _compare(found, "state of operator", mine.state, theirs.state)
+    for name in sorted(mine.code.keys() & theirs.code.keys()):
+        if mine.code[name] and theirs.code[name] and mine.code[name] != theirs.code[name]:
+            found.append(f"operator {name!r} has other code here than there")
     for field in mine.settings.__struct_fields__:
         here, there = getattr(mine.settings, field), getattr(theirs.settings, field)
         if here != there:

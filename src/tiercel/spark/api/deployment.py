@@ -488,6 +488,14 @@ class Live:
         """Set the number of instances at each site; they share the slots evenly. Returns at once."""
         return self._requests().scale(operator, instances, strategy)
 
+    def leave(self, site: str, *, strategy: str = "live") -> list[str]:
+        """Let a site leave: its keys move to other sites, its instances end. Then its application may end.
+
+        Returns the operators that had instances there, when all of that has happened. The site stays in the
+        deployment: if its application is started again, `scale` gives it instances, and moves bring keys.
+        """
+        return self._requests().leave(site, strategy)
+
     def owners(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:
         """Key -> the instance that owns it now. A key is a value, or a tuple of values."""
         return self._requests().owner_by_key(operator, keys)

@@ -26,6 +26,7 @@ from tiercel.core.settings import Settings
 from tiercel.errors import UserError
 from tiercel.runtime.config import Listening, _unknown_site
 from tiercel.runtime.deployment import Durability, Manifest, StreamFacts, VariableFacts, dead_letter_stream
+from tiercel.spark.operators.fingerprint import code_digest
 from tiercel.spark.operators.plans import OperatorPlan
 from tiercel.spark.operators.processor_adapter import InputPlan
 from tiercel.spark.rows.row_codec import FEED_DEAD_LETTER_SCHEMA, RowCodec, Schema
@@ -237,6 +238,7 @@ class Graph:
         }
         made = Manifest(uuid.uuid4().hex, self.topology(), facts, settings, durability, **listening._asdict())
         made = made if found is None else self._continued(made, found)
+        made = msgspec.structs.replace(made, code={n: code_digest(d.plan) for n, d in self.operators.items()})
         return msgspec.structs.replace(made, state=self.state_facts(found))
 
     def _continued(self, made: Manifest, found: Manifest) -> Manifest:

@@ -211,6 +211,28 @@ class DeploymentRequests:
         self._controller.scale(ScaleRequest(operator, wanted, strategy))
         return ScaleHandle(self._controller, self._supervisor, operator, wanted, incarnation)
 
+    def leave(self, site: str, strategy: str) -> list[str]:
+        """Move all keys away from a site and end its instances; returns the operators that had some there."""
+        self._graph.check_site(site)
+        parent, streams = self._graph.sites[site], self._controller.deployment.manifest().topology.streams
+        if parent is None:
+            what = f"site {site!r} would leave, and it is the root"
+            raise UserError(what, expected="a site with a parent", hint="live.stop() ends the deployment")
+        homes = [s.name for s in streams.values() if s.logged and s.home == site and s.outputs_at != "site"]
+        if homes:
+            what = f"site {site!r} would leave, and it is the home of {', '.join(sorted(homes))}"
+            raise UserError(what, expected="a site that is no home", hint="declare them with home=")
+        self._controller.refresh()
+        handles = {}
+        for operator in self._graph.operators:
+            running = [i for i in self._controller.running() if operator_of(i) == operator]
+            counts = Counter(map(site_of, running))
+            if counts.pop(site, 0):
+                handles[operator] = self.scale(operator, dict(counts) or {parent: 1}, strategy)
+        for handle in handles.values():
+            handle.wait()
+        return list(handles)
+
     def set_standby(self, instance: str, standby: str) -> None:
         running = sorted(self._controller.running())
         for name in (instance, standby) if standby else (instance,):

@@ -61,6 +61,7 @@ class Status(msgspec.Struct, frozen=True):
     unreplicated: list[str] = []  # with durability `replica`: processes without a replica now
     dead_letters: dict[str, int] = {}  # stream -> rows, where they are watched: live.watch_dead_letters()
     hand_overs: list[str] = []  # the last ones of keys that followed their sources, with their reasons
+    silent: dict[str, float] = {}  # site of another application -> seconds without an answer; -1: never
 
     def as_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(self)
@@ -101,6 +102,8 @@ class Status(msgspec.Struct, frozen=True):
         for feed, state in self.feeds.items():
             lines.append(f"feed {feed}: {state}")
         lines += [f"dead letters of {name}: {rows}" for name, rows in self.dead_letters.items() if rows]
+        for site, silent_s in self.silent.items():
+            lines.append(f"site {site} is silent" + (f" for {silent_s:.0f} s" if silent_s >= 0 else ""))
         lines += [str(handover) for handover in self.handovers]
         lines += [f"handed over: {shown}" for shown in self.hand_overs]
         lines += [f"{p.name}: {p.reason}" for p in self.processes if p.reason]
@@ -157,6 +160,7 @@ def collect_status(
         unreplicated,
         dict(dead_letters),
         list(map(str, hand_overs)),
+        controller.silent_sites(),
     )
 
 

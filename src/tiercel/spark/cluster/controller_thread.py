@@ -47,6 +47,7 @@ RESTART_S = 0.5  # before a failed controller is restarted
 POLL_S = 0.005
 REPORT_S = 1.0  # between two reports of an agent
 STORIES_KEPT_MAX = 5_000  # phases of moves in memory; the history on disk has the others
+SILENT_S = 2.0  # for the answer of a site that is an application of its own
 ASK_AGAIN_S = 0.5  # a router that has just restarted lost the question
 
 TABLES: Final[dict[str, Any]] = {
@@ -166,6 +167,7 @@ class ControllerThread:
         self._stories: dict[str, list[PhaseTime]] = {}
         self._requested: dict[str, MoveRequested] = {}
         self.history = MoveHistory(deployment.directory)
+        self._last_answers: dict[str, tuple[int, float]] = {}  # site -> the last question answered, and when
         self._ending = threading.Event()
         self._failure = ""  # why the controller does not run
         self.incarnations = 0  # of the controller: a request that it has not stored is lost with one
@@ -432,9 +434,11 @@ class ControllerThread:
     def refresh(self) -> None:
         """Ask every router for its tables, and wait for the answers.
 
-        The router of another application is waited for only while it is connected.
+        The router of another application is waited for only while it is connected, and not for long: its
+        link may be heard one way only. What it said last is used then.
         """
         first, asked_s = 0, -ASK_AGAIN_S
+        begun_s = time.monotonic()
         silent: list[str] = []
 
         def all_answered() -> bool:
@@ -444,7 +448,10 @@ class ControllerThread:
                 first, asked_s = first or question, time.monotonic()
             answered = dict(self._controller.answered)
             silent = [site for site in self._topology.sites if answered.get(site, 0) < first]
-            silent = [site for site in silent if site in self._sites_here or self._host.is_connected(site)]
+            self._note_answers(answered)
+            patient = time.monotonic() - begun_s < SILENT_S
+            elsewhere = [site for site in silent if patient and self._host.is_connected(site)]
+            silent = [site for site in silent if site in self._sites_here or site in elsewhere]
             return not silent
 
         def failure() -> UserError:
@@ -452,6 +459,22 @@ class ControllerThread:
             return UserError(what, hint="live.status() shows whether it runs")
 
         wait_until(all_answered, ANSWER_S_MAX, failure, poll_s=POLL_S)
+
+    def _note_answers(self, answered: dict[str, int]) -> None:
+        for site, question in answered.items():
+            if self._last_answers.get(site, (0, 0.0))[0] != question:
+                self._last_answers[site] = (question, time.monotonic())
+
+    def silent_sites(self) -> dict[str, float]:
+        """Sites of other applications that do not answer now, with the seconds since then; -1: never."""
+        now_s = time.monotonic()
+        newest = max((question for question, _ in self._last_answers.values()), default=0)
+        found = {}
+        for site in self._topology.sites if not self.is_agent else ():
+            question, at_s = self._last_answers.get(site, (0, 0.0))
+            if site not in self._sites_here and question < newest:
+                found[site] = now_s - at_s if question else -1.0
+        return found
 
     def ask_tables(self) -> None:
         """Ask every router for its tables, and do not wait: `routes` has them a moment later."""

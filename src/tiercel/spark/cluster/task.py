@@ -26,7 +26,7 @@ import uvloop
 from pyspark import TaskContext
 
 from tiercel.core.instance.instance import Instance
-from tiercel.core.model.topology import operator_of, site_of
+from tiercel.core.model.topology import Topology, operator_of, site_of
 from tiercel.core.router.router import Router
 from tiercel.errors import UserError
 from tiercel.runtime.deployment import DeploymentDir
@@ -92,7 +92,7 @@ def build_host(
     peers: Callable[[], Iterable[str]]
     if plan is None:
         machine = make_router(name, topology, settings, store.incarnation, store.items())
-        sites = [site for site in topology.sites if site > name]
+        sites = [site for site in topology.sites if dials(topology, name, site)]
 
         def peers() -> Iterable[str]:
             return sites
@@ -134,6 +134,13 @@ def build_host(
             storage=storage,
         ),
     )
+
+
+def dials(topology: Topology, site: str, other: str) -> bool:
+    """Whether the router of a site dials that of another one: a child its parent, which may not reach it."""
+    if topology.is_above(other, site) or topology.is_above(site, other):
+        return topology.is_above(other, site)
+    return other > site
 
 
 def build_replica(deployment: DeploymentDir, name: str) -> Host:
