@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -14,12 +15,13 @@ import pytest
 from certificates import make_authority, needs_openssl
 from deployment_in_process import Running, running, until
 from tiercel.core import messages as m
-from tiercel.core.machine.effects import Effect, Send
+from tiercel.core.machine.effects import Effect, Exit, Send
 from tiercel.core.machine.events import Connected, Disconnected, Event, Received
 from tiercel.errors import UserError
 from tiercel.runtime.net.registry import Registry
 from tiercel.runtime.process.host import Host, HostConfig
 from tiercel.runtime.sites.remote import Refused, ask
+from waiting import until_in_loop
 
 SECRET = b"secret of both sites"
 HERE, THERE = "op@cloud#1", "op@edge#1"
@@ -227,3 +229,20 @@ def test_who_has_another_certificate_or_secret_is_told_so_and_the_router_goes_on
         with pytest.raises(UserError, match="no router of a deployment answers"):
             ask(endpoint, SECRET, None, 1.0)
         assert ask(endpoint, SECRET, ours, 5.0).site == "edge"
+
+
+def test_a_process_ends_that_wants_to_reach_another_site_in_its_last_moment(tmp_path: Path) -> None:
+    """An instance that was halted by a restart, and had something for a site that was cut off, hung here."""
+    registry = Registry(tmp_path)
+    registry.set_elsewhere({"edge": ("127.0.0.1", 1)})
+    host = Host(HERE, Noting(), HostConfig(registry=registry, secret=SECRET))
+
+    async def ends() -> bool:
+        serving = asyncio.create_task(host.run())
+        await until_in_loop(lambda: registry.find(HERE) is not None, "it does not listen")
+        host.perform([Send(THERE, m.Forget("m1")), Exit("halted for m1")])
+        ended, _ = await asyncio.wait({serving}, timeout=5.0)
+        return bool(ended)
+
+    assert asyncio.run(ends())
+    assert host.ended_because == "halted for m1"
