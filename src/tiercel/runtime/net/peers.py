@@ -95,6 +95,7 @@ class Peers:
         self._on_refused = on_refused
         self._mistrusted = 0  # handshakes in a row in which the dialled peer had another secret
         self._in_handshake: dict[Connection, None] = {}  # in their handshake, oldest first
+        self._dropped: set[Connection] = set()  # ended by us, until the transport has ended too
         self._servers = contextlib.ExitStack()
         self._dialling: asyncio.Task[None] | None = None
         self._on_demand: dict[str, float] = {}  # peers of other applications -> until when they are dialled
@@ -141,11 +142,15 @@ class Peers:
         if self._dialling is not None:
             self._dialling.cancel()
             await asyncio.gather(self._dialling, return_exceptions=True)
-        connections = [*self.connections.values(), *self._in_handshake, *self._relayed]
+        connections = [*self.connections.values(), *self._in_handshake, *self._relayed, *self._dropped]
         for connection in connections:
             connection.close()
         if connections:  # what was written leaves before the loop ends
             await asyncio.wait([connection.closed for connection in connections], timeout=CLOSE_S_MAX)
+            for connection in connections:
+                if not connection.closed.done():
+                    connection.abort()
+            await asyncio.sleep(0)
 
     # -- dialling ------------------------------------------------------------------------------
 
@@ -264,6 +269,7 @@ class Peers:
 
     def on_failed(self, connection: Connection, failure: ProtocolViolation) -> None:
         self._in_handshake.pop(connection, None)
+        self._dropped.add(connection)
         dialled = connection.dialler == self.name
         if isinstance(failure, Mistrusted) and dialled:
             self._mistrusted += 1
@@ -308,6 +314,7 @@ class Peers:
 
     def on_closed(self, connection: Connection) -> None:
         self._in_handshake.pop(connection, None)
+        self._dropped.discard(connection)
         reaching = self._relayed.pop(connection, None)
         if reaching is not None:
             reaching.cancel()
