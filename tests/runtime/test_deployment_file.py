@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.errors import UserError
+from tiercel.runtime.config import parse_sites
 from tiercel.runtime.deployment import installed_version
 from tiercel.runtime.sites.deployment_file import DeploymentFile
 from tiercel.runtime.sites.site_application import check_clock, check_version
@@ -59,7 +60,11 @@ def test_file_names_the_sites_their_parents_and_where_each_is_reached(path: Path
         ('advertise = "edge1.example:7400"', 'advertise = "10.0.0.5:7400"', "are both at 10.0.0.5:7400"),
         ('parent = "cloud"\nlisten = "0', 'parent = "clod"\nlisten = "0', "the parent 'clod'"),
         ('parent = "cloud"\nlisten = "0', 'listen = "0', "2 sites have no parent"),
-        ('listen = "10.0.0.5:7400"', 'listen = "10.0.0.5:7400"\nparent = "edge-1"', "0 sites have no parent"),
+        (
+            'listen = "10.0.0.5:7400"',
+            'listen = "10.0.0.5:7400"\nparent = "edge-1"',
+            "lead in a circle: cloud -> edge-1 -> cloud",
+        ),
         ('secret_file = "secret"', 'secret_file = "secrets"', "cannot be read: No such file"),
     ],
 )
@@ -122,3 +127,8 @@ def test_another_version_or_a_clock_that_is_far_off_is_named() -> None:
         check_clock("cloud", 1_060.1, 1_000.0, 1_000.1)
     with pytest.raises(UserError, match="the clock of site 'cloud' is 40 s behind"):
         check_clock("cloud", 960.0, 1_000.0, 1_000.1)
+
+
+def test_parents_in_a_circle_are_named_also_for_sites_of_one_application() -> None:
+    with pytest.raises(UserError, match="the parents of 'a' lead in a circle: a -> b -> a"):
+        parse_sites({"root": None, "a": "b", "b": "a"})

@@ -204,7 +204,22 @@ def parse_sites(sites: Sequence[str] | Mapping[str, str | None]) -> dict[str, st
             raise UserError(f"site name {site!r}", expected="a name without any of | @ # > ~ /")
         if parent is not None and parent not in found:
             raise UserError(f"the parent {parent!r} of site {site!r} is no site", expected=", ".join(found))
+    if circle := circle_of(found):
+        what = f"the parents of {circle[0]!r} lead in a circle: {' -> '.join(circle)}"
+        raise UserError(what, expected="parents that lead to a site without one")
     return found
+
+
+def circle_of(sites: Mapping[str, str | None]) -> list[str]:
+    """Sites whose parents lead in a circle, the first one twice; empty: there is none."""
+    for site in sites:
+        seen, above = [site], sites[site]
+        while above is not None:
+            if above in seen:
+                return [*seen[seen.index(above) :], above]
+            seen.append(above)
+            above = sites[above]
+    return []
 
 
 def parse_ports(ports: Mapping[str, int], sites: Mapping[str, str | None]) -> dict[str, int]:

@@ -79,7 +79,10 @@ class DeploymentFile(msgspec.Struct, frozen=True):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
             what = f"the deployment file {path}: {error}"
             raise UserError(what, expected="name, secret_file and [sites.NAME]", hint=HINT) from error
-        sites = parse_sites({name: site.parent for name, site in found.sites.items()})
+        try:
+            sites = parse_sites({name: site.parent for name, site in found.sites.items()})
+        except UserError as error:
+            raise UserError(f"{path}: {error.what}", expected=error.expected, hint=HINT) from error
         _check_tree(path, sites)
         listen = {name: _endpoint(path, name, site.listen) for name, site in found.sites.items()}
         reached = {
@@ -135,14 +138,6 @@ def _check_tree(path: Path, sites: dict[str, str | None]) -> None:
     if len(roots) != 1:
         what = f"{path}: {len(roots)} sites have no parent: {', '.join(roots) or 'none'}"
         raise UserError(what, expected="one root; every other site names its parent")
-    for site in sites:
-        seen, above = {site}, sites[site]
-        while above is not None:
-            if above in seen:
-                what = f"{path}: the parents of {site!r} lead in a circle: {' -> '.join([*seen, above])}"
-                raise UserError(what, expected="parents that lead to the root")
-            seen.add(above)
-            above = sites[above]
 
 
 def parse_endpoint(text: str) -> Endpoint | None:
