@@ -186,8 +186,17 @@ def test_policies_of_the_root_see_and_scale_the_application_of_another_site(
         traffic.close()
 
 
-@pytest.mark.parametrize("strategy", ["restart", "live", "pause"])
-@pytest.mark.parametrize("heard", [LinkState(toward=False), LinkState(back=False)], ids=["toward", "back"])
+@pytest.mark.parametrize(
+    ("strategy", "heard"),
+    [
+        ("restart", LinkState(toward=False)),
+        ("restart", LinkState(back=False)),
+        ("live", LinkState(toward=False)),
+        pytest.param("live", LinkState(back=False), marks=pytest.mark.long),
+        pytest.param("pause", LinkState(toward=False), marks=pytest.mark.long),
+        pytest.param("pause", LinkState(back=False), marks=pytest.mark.long),
+    ],
+)
 def test_a_move_beside_a_link_that_is_heard_one_way_only_ends_and_loses_nothing(
     sites: dict[str, SiteProcess], file: Path, links: dict[str, Proxy], strategy: str, heard: LinkState
 ) -> None:
