@@ -623,7 +623,7 @@ def footprint(
     """
     _check("--rate", rate, 100, 100_000)
     _check("--seconds", seconds, 1, 600)
-    from tiercel.bench.scenarios import footprint as bench_footprint
+    from tiercel.bench.scenarios.mobility import footprint as bench_footprint
 
     with _measuring("footprint", as_json, out, None) as run:
         run.settings = {"rate": rate, "seconds": seconds, "keys": bench_footprint.CARS}

@@ -7,7 +7,7 @@ Not responsible for: that application (chaos/sites/site_program.py), how fast it
 Memory is proportional (Pss): what processes share is divided among them, so the sum is right. CPU is in
 percent of one core.
 
-    python -m tiercel.bench.scenarios.footprint ADDRESS SECRET RATE SECONDS       (the producer)
+    python -m tiercel.bench.scenarios.mobility.footprint ADDRESS SECRET RATE SECONDS       (the producer)
 """
 
 from __future__ import annotations
