@@ -609,7 +609,7 @@ def nexmark(
 
 
 @bench.command(short_help="Memory and CPU of a site of its own, and of a producer.")
-def footprint(
+def edge_footprint(
     rate: Annotated[int, typer.Option(help="Events a second of the load.")] = 1_000,
     seconds: Annotated[float, typer.Option(help="Seconds of each measurement.")] = 20.0,
     as_json: AsJson = False,
@@ -619,13 +619,13 @@ def footprint(
 
     The site has one router and one instance. The producer is a Python program without a JVM.
 
-    Example: tiercel bench footprint --rate 1000 --seconds 20
+    Example: tiercel bench edge-footprint --rate 1000 --seconds 20
     """
     _check("--rate", rate, 100, 100_000)
     _check("--seconds", seconds, 1, 600)
-    from tiercel.bench.scenarios.mobility import footprint as bench_footprint
+    from tiercel.bench.scenarios.mobility import edge_footprint as bench_footprint
 
-    with _measuring("footprint", as_json, out, None) as run:
+    with _measuring("edge-footprint", as_json, out, None) as run:
         run.settings = {"rate": rate, "seconds": seconds, "keys": bench_footprint.CARS}
         run.rows = bench_footprint.measure(bench_footprint.Options(rate, seconds), run.show_progress)
 

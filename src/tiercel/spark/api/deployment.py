@@ -124,9 +124,8 @@ def start(
     Every connection between processes of these two sites is delayed and limited, in both directions. The
     controller is at the first site.
 
-    With `deployment`, a TOML file, and `site`, this application runs only that site. Every site runs the
-    same program in an application of its own, with a storage of its own. The file names the sites, their
-    addresses and the secret; the application of the root has the controller.
+    With `deployment`, a TOML file, and `site`, this application runs only that site. Every site runs the same
+    program in an application and storage of its own. The application of the root has the controller.
     """
     check_choice("durability", durability, DURABILITIES)
     check_count(warm_workers)
@@ -489,11 +488,7 @@ class Live:
         return self._requests().scale(operator, instances, strategy)
 
     def leave(self, site: str, *, strategy: str = "live") -> list[str]:
-        """Let a site leave: its keys move to other sites, its instances end. Then its application may end.
-
-        Returns the operators that had instances there, when all of that has happened. The site stays in the
-        deployment: if its application is started again, `scale` gives it instances, and moves bring keys.
-        """
+        """Move all keys away from a site, and end its instances: its operators. Then its application may end."""
         return self._requests().leave(site, strategy)
 
     def owners(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:

@@ -1,4 +1,4 @@
-"""`tiercel bench footprint`: memory and CPU of a site that is an application of its own, and of a producer.
+"""`tiercel bench edge-footprint`: memory and CPU of a site that is an application, and of a producer.
 
 Responsible for: the application of one site with one router and one instance; what each of its processes
     uses, idle and under a steady load; the same of a producer, which is a Python program without a JVM.
@@ -7,7 +7,7 @@ Not responsible for: that application (chaos/sites/site_program.py), how fast it
 Memory is proportional (Pss): what processes share is divided among them, so the sum is right. CPU is in
 percent of one core.
 
-    python -m tiercel.bench.scenarios.mobility.footprint ADDRESS SECRET RATE SECONDS       (the producer)
+    python -m tiercel.bench.scenarios.mobility.edge_footprint ADDRESS SECRET RATE SECONDS       (the producer)
 """
 
 from __future__ import annotations
