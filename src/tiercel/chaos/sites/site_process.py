@@ -50,7 +50,7 @@ class SiteProcess:
 
     @property
     def pid(self) -> int:
-        """The process of the driver; all processes of the application are in its group."""
+        """The process of the driver; all processes of the application are below it."""
         return self._process.pid
 
     def read(self) -> Any:

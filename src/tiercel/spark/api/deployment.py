@@ -488,7 +488,7 @@ class Live:
         return self._requests().scale(operator, instances, strategy)
 
     def leave(self, site: str, *, strategy: str = "live") -> list[str]:
-        """Move all keys away from a site, and end its instances: its operators. Then its application may end."""
+        """Move all keys away from a site, and end its instances. Then its application may end, too."""
         return self._requests().leave(site, strategy)
 
     def owners(self, operator: str, keys: Iterable[Any]) -> dict[Any, str]:

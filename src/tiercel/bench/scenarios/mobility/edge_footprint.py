@@ -131,16 +131,19 @@ def _alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def _group(leader: int) -> list[int]:
-    """The processes of the application: all of the group of its driver."""
-    found = []
+def _group(driver: int) -> list[int]:
+    """The processes of the application: the driver, and all below it."""
+    parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended
-        if int(fields[2]) == leader and fields[0] != "Z":
-            found.append(int(path.parent.name))
+        if fields[0] != "Z":
+            parents[int(path.parent.name)] = int(fields[1])
+    found = {driver}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
     return sorted(found)
 
 
