@@ -108,7 +108,7 @@ def test_demonstration_with_a_wrong_output_exits_with_1(
 ) -> None:
     """Judged, told and kept by the command itself; only the traffic is not real."""
     session = SimpleNamespace(read=spark.read, sql=spark.sql, stop=lambda: None)  # others still need it
-    monkeypatch.setattr(demo, "open_session", lambda name, slots: session)
+    monkeypatch.setattr(demo, "open_session", lambda name, **options: session)
     monkeypatch.setattr(demo, "start", lambda session, sites: nullcontext())
     monkeypatch.setattr(demo, "_deploy_and_run", lambda live, recorded, *_: demonstrated(recorded, fault))
     code = cli.run_app(["demo", "--out", str(tmp_path)])

@@ -55,9 +55,10 @@ class Timeline:
 def draw_timeline(found: Demonstration, path: Path) -> None:
     """The whole run above, each change from near below."""
     timeline = Timeline(found)
-    figure = Figure(figsize=(12, 11), dpi=110, layout="constrained")
+    heights = [1.15, 1] if found.beside is None else [1.15, 1, 1.15]
+    figure = Figure(figsize=(12, 3.5 * sum(heights)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(3, len(found.changes), height_ratios=[1.15, 1, 1.15])
+    grid = figure.add_gridspec(len(heights), len(found.changes), height_ratios=heights)
     _whole(figure.add_subplot(grid[0, :]), timeline, found.changes)
     for n, change in enumerate(found.changes):
         _near(figure.add_subplot(grid[1, n]), timeline, change, CHANGE_COLOURS[n])

@@ -5,7 +5,7 @@ Not responsible for: the load (traffic.py), definitions of figures (bench/metric
     audit (speed_monitor.py), pictures (plots.py), progress and tables (cli/demo.py).
 
     start Spark, deploy | warm up | steady | move 100 cars | settle | scale out 2 -> 3 | settle | audit
-    one load to plain Spark and to Tiercel | both are rescaled | settle            (side_by_side.py)
+    on request: one load to plain Spark and to Tiercel | both are rescaled | settle (side_by_side.py)
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def recording_place(out: Path) -> Path:
     return place
 
 
-def run(out: Path, seconds: float, show_progress: ShowProgress) -> Demonstration:
+def run(out: Path, seconds: float, show_progress: ShowProgress, *, beside: bool = False) -> Demonstration:
     """The whole demonstration; `seconds` is the steady time before the move, half of it after each change."""
     begun = time.monotonic()
     recorded = recording_place(out.resolve())
@@ -116,8 +116,9 @@ def run(out: Path, seconds: float, show_progress: ShowProgress) -> Demonstration
             found = _deploy_and_run(live, recorded, seconds, show_progress)
             show_progress("auditing every output with a Spark batch job")
             found.audit = audit(spark, [recorded / "produced", recorded / "files"], recorded / "outputs")
-        show_progress("one load, by plain Spark and by Tiercel, both rescaled in the middle")
-        found.beside = side_by_side.run(spark, max(BESIDE_S_MIN, seconds / 2))
+        if beside:
+            show_progress("one load, by plain Spark and by Tiercel, both rescaled in the middle")
+            found.beside = side_by_side.run(spark, max(BESIDE_S_MIN, seconds / 2))
         show_progress("stopping")
     finally:
         spark.stop()
@@ -129,7 +130,8 @@ def _deploy_and_run(live: Live, recorded: Path, seconds: float, show_progress: S
     show_progress("deploying a router and two instances as Spark tasks")
     positions = live.stream("positions", POSITIONS, key="car")
     speeds = positions.transform_with_state(SpeedMonitor(), SPEEDS, name=OPERATOR, instances={SITE: 2})
-    feed = positions.feed(positions_from_files(live.spark, recorded / "files"), name="demo-positions")
+    rows = positions_from_files(live.spark, recorded / "files")
+    feed = positions.feed(rows, name="demo-positions", partitions=1)  # in the order of the files
     live.deploy()
     sink = (
         speeds.dataframe(startingOffset="earliest")
