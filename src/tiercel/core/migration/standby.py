@@ -69,9 +69,9 @@ class StandbySender:
         self.unsent.update(dict.fromkeys(keys))
         self.continue_soon(step)
 
-    def continue_soon(self, step: Step) -> None:
+    def continue_soon(self, step: Step, pause_ms: float = 0.0) -> None:
         if self.unsent:
-            step.timer(Timer(TimerKind.STANDBY), max(step.now_ms, self._rests_until_ms))
+            step.timer(Timer(TimerKind.STANDBY), max(step.now_ms + pause_ms, self._rests_until_ms))
 
     def send_some(self, step: Step) -> None:
         """Send the next few keys; then other work has its turn."""
@@ -93,7 +93,7 @@ class StandbySender:
         if images:
             self.n += 1
             step.send(self.standby, m.Increment(self.instance.name, self.session, self.n, images))
-        self.continue_soon(step)
+        self.continue_soon(step, settings.capture_pause_ms)  # most of a core stays free
 
     def _image(self, key: Key) -> StateImage:
         state = self.instance.space.peek(key)
