@@ -27,7 +27,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "destination": _names(
             "AbortNotice Chunk Dispatch:Adopt Dispatch:Done Dispatch:Flip Durable>DestinationCheckpointed",
-            "EmitFrom Prepare Shadow",
+            "Durable>UnitReceipt EmitFrom Prepare Shadow",
         ),
         "origin": _names(
             "Captured DestinationCheckpointed Durable>AbortNotice Durable>FlipToSource Durable>Forget",
@@ -50,7 +50,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "destination": _names(
             "AbortNotice Chunk Dispatch:Adopt Dispatch:Done Dispatch:Flip Durable>DestinationCheckpointed",
-            "EmitFrom Prepare Shadow",
+            "Durable>UnitReceipt EmitFrom Prepare Shadow",
         ),
         "origin": _names(
             "Captured DestinationCheckpointed Durable>AbortNotice Durable>FlipToSource Durable>Forget",
@@ -98,7 +98,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "destination": _names(
             "AbortNotice Chunk Dispatch:Adopt Dispatch:Done Dispatch:Flip Durable>DestinationCheckpointed",
-            "EmitFrom Prepare Shadow",
+            "Durable>UnitReceipt EmitFrom Prepare Shadow",
         ),
         "origin": _names(
             "Captured DestinationCheckpointed Durable>AbortNotice Durable>FlipToSource Durable>Forget",
@@ -121,7 +121,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "destination": _names(
             "AbortNotice Chunk Dispatch:Adopt Dispatch:Done Dispatch:Flip Durable>DestinationCheckpointed",
-            "EmitFrom Prepare Shadow",
+            "Durable>UnitReceipt EmitFrom Prepare Shadow",
         ),
         "origin": _names(
             "Captured DestinationCheckpointed Durable>AbortNotice Durable>FlipToSource Durable>Forget",
@@ -144,7 +144,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "destination": _names(
             "AbortNotice Chunk Dispatch:Adopt Dispatch:Done Dispatch:Flip Durable>DestinationCheckpointed",
-            "EmitFrom Prepare Shadow",
+            "Durable>UnitReceipt EmitFrom Prepare Shadow",
         ),
         "origin": _names(
             "Captured DestinationCheckpointed Durable>AbortNotice Durable>FlipToSource Durable>Forget",
@@ -192,7 +192,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "destination": _names(
             "AbortNotice Chunk Dispatch:Adopt Dispatch:Done Dispatch:Flip Durable>DestinationCheckpointed",
-            "EmitFrom Prepare RestartRequest Shadow",
+            "Durable>UnitReceipt EmitFrom Prepare RestartRequest Shadow",
         ),
         "origin": _names(
             "Captured DestinationCheckpointed Durable>AbortNotice Durable>FlipToSource Durable>Forget",
@@ -241,7 +241,7 @@ STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "destination": _names(
             "AbortNotice Chunk Dispatch:Adopt Dispatch:Done Dispatch:Flip Durable>DestinationCheckpointed",
-            "EmitFrom Prepare Shadow",
+            "Durable>UnitReceipt EmitFrom Prepare Shadow",
         ),
         "origin": _names(
             "Captured DestinationCheckpointed Durable>AbortNotice Durable>FlipToSource Durable>Forget",
