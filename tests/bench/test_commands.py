@@ -14,7 +14,7 @@ COMMANDS = (
     *("throughput", "latency", "reconfigure", "elastic", "idle", "recover"),
     *("memory", "checkpoint", "footprint", "app", "nexmark", "pipeline", "word-recovery", "largest-load"),
     *("offload", "skew", "soak", "gauges"),
-    *("orders", "mobility", "transfer"),
+    *("orders", "mobility", "transfer", "edge-footprint"),
 )
 RUNS = (*COMMANDS, "recover --sweep")
 
@@ -34,6 +34,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         "soak": "elasticity.soak",
         "gauges": "elasticity.gauge_cost",
         "mobility": "mobility.drive",
+        "edge-footprint": "mobility.edge_footprint",
         "app": "applications.app",
         "nexmark": "applications.nexmark",
         "word-recovery": "applications.word_recovery",

@@ -608,7 +608,7 @@ def nexmark(
         run.rows = bench_nexmark.measure(bench_nexmark.Options(chosen, events, seed), run.show_progress)
 
 
-@bench.command(short_help="Memory and CPU of a site of its own, and of a producer.")
+@bench.command("edge-footprint", short_help="Memory and CPU of a site of its own, and of a producer.")
 def edge_footprint(
     rate: Annotated[int, typer.Option(help="Events a second of the load.")] = 1_000,
     seconds: Annotated[float, typer.Option(help="Seconds of each measurement.")] = 20.0,
