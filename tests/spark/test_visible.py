@@ -84,20 +84,6 @@ def test_listener_hears_seconds_processes_and_moves(live: tiercel.Live) -> None:
     assert len(heard.progress) == count
 
 
-def test_spark_counts_the_rows_that_a_task_has_yielded(spark: SparkSession, live: tiercel.Live) -> None:
-    live.scale("mean", {"cloud": 1}).wait()
-
-    def rows_of_instance() -> int:
-        for query in rest(spark, "sql?details=true&planDescription=false&length=10000"):
-            if query["description"].startswith("Tiercel: instance mean@") and query["status"] == "COMPLETED":
-                nodes = [node for node in query["nodes"] if node["nodeName"].startswith("MapInArrow")]
-                counts = {metric["name"]: metric["value"] for node in nodes for metric in node["metrics"]}
-                return int(counts.get("number of output rows", "0").replace(",", ""))
-        return 0
-
-    until(lambda: rows_of_instance() > 0, lambda: "Spark has counted no row of the task that has ended")
-
-
 def test_resources_that_are_no_profile_are_refused(live: tiercel.Live, tmp_path: Path) -> None:
     with tiercel.start(live.spark, ["cloud"], tmp_path / "other") as other:
         cars = other.stream("cars", "car string, seq long", key="car")
