@@ -22,7 +22,7 @@ from tiercel.spark.sources.metrics_source import SCHEMA as METRICS
 from tiercel.spark.sources.metrics_source import Metrics
 from tiercel.spark.sources.state_source import State, key_codec, variables
 from tiercel.spark.sources.stream_source import Streams
-from tiercel.spark.sources.stream_writer import column_names
+from tiercel.spark.sources.stream_writer import NamedBatch, column_names
 
 READING = "sensor string not null, n int, value double"
 
@@ -103,7 +103,8 @@ def test_a_batch_id_is_for_dataframes_without_a_query_and_names_a_directory(
 ) -> None:
     source = Streams(options(deployment, batchId="2026/11") | {"stream": INPUT})
     schema = parse_ddl(READING)
-    assert source.writer(schema, False)._name == "batch-readings|2026%2F11"
+    source.writer(schema, False)
+    assert NamedBatch.of(INPUT, "2026/11", "", None).feed == "batch-readings|2026%2F11"
     with pytest.raises(UserError, match=r"batchId is given to a query\nexpected: checkpointLocation"):
         source.streamWriter(schema, False)
     with pytest.raises(UserError, match="is too long"):
