@@ -152,6 +152,24 @@ def test_restarted_source_never_stops_below_its_published_outputs() -> None:
         assert run(scenario).violations == []
 
 
+def test_an_instance_that_was_taken_over_and_is_hired_again_is_not_called_retired() -> None:
+    """Seed 6069: who had asked for the takeover looked again while the instance was starting anew."""
+    base = scenario_of(Sketch("hired-again", "live", 1, settings=(("retry_ms", 100.0),)))
+    dead, other = base.topology.operators["alpha"].instances[:2]
+    successor = f"{dead.rpartition('#')[0]}#81"
+    hired = 0
+    for i in range(8):
+        actions = [
+            Action(60.0, "die", dead, successor),
+            Action(200.0 + i * 5.0, "scale", "alpha", f"{dead} {other}", strategy="live"),
+        ]
+        scenario = msgspec.structs.replace(base, actions=actions)
+        deployment = Deployment(scenario)
+        assert run(scenario, deployment=deployment).violations == []
+        hired += deployment.processes[dead].up and not deployment.processes[successor].up
+    assert hired == 8
+
+
 def test_an_instance_that_dies_while_it_reads_evicted_keys_loses_nothing() -> None:
     died = 0
     for seed in range(8):

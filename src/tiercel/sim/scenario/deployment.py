@@ -435,7 +435,12 @@ class Deployment:
         self.scheduler.call_after(40.0, self._ask_takeover, instance, "")
 
     def _ask_takeover(self, instance: str, asked: str) -> None:
-        """Ask for a takeover, and again if its router refused it (a move was under way, say)."""
+        """Ask for a takeover, and again if its router refused it (a move was under way, say).
+
+        An instance that was launched anew in the meantime is not dead: it may own nothing yet, and is wanted.
+        """
+        if instance not in self.dead:
+            return
         controller = self.processes["controller"].machine
         if isinstance(controller, Controller) and instance not in self.retired:
             router = self.router(site_of(instance))
