@@ -48,7 +48,7 @@ def test_second_thread_waits_until_the_deployment_of_the_first_runs(
     monkeypatch.setattr(live.graph, "plan_of", lambda _: None)
     monkeypatch.setattr(DurabilityConfig, "applied", lambda *_: manifest)
     live.graph.operators["average"] = SimpleNamespace(  # type: ignore[assignment]
-        operator=SimpleNamespace(instances=()), initial=None
+        operator=SimpleNamespace(instances=()), initial=None, resources=None
     )
     monkeypatch.setattr(DeploymentDir, "write", lambda *_: None)
     monkeypatch.setattr(module, "register", lambda *_: None)

@@ -98,12 +98,13 @@ def test_metrics_have_the_lag_of_routers_and_instances(spark: SparkSession, runn
 
 
 def test_feeds_and_sinks_have_the_names_in_the_guide(spark: SparkSession, running: Running) -> None:
-    nothing = spark.readStream.format("rate").load().where("value < 0")
+    nothing = spark.readStream.format("rate").option("numPartitions", 1).load().where("value < 0")
     frame = nothing.selectExpr("'a' car", "1.0D speed")
     cars, live = running.cars, running.live
     first, second = cars.feed(frame), cars.feed(frame, name="from-gateways")
     fails = cars.feed(
         spark.readStream.format("rate")
+        .option("numPartitions", 1)
         .load()
         .selectExpr("'a' car", "cast(raise_error('no luck') as double) speed"),
         name="bad",
