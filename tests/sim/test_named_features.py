@@ -44,6 +44,17 @@ def test_seeds_with_a_feature_keep_every_promise(feature: str) -> None:
     assert run_seeds(range(6), options_with(feature, sites_max=3), 1).violations == []
 
 
+def test_operators_that_share_a_stream_each_get_its_rows_also_if_one_reads_rows_of_devices_too() -> None:
+    """Seed 461: such a row is another one for each of them, and rows that are only slow are no gap."""
+    shared = 0
+    for seed in (*range(6), 461):
+        scenario = scenario_with(seed, "third-operators", "small-buffers", "gateways")
+        first, *others = scenario.topology.operators.values()
+        shared += any(set(operator.inputs) & set(first.inputs) for operator in others)
+        assert run(scenario).violations == []
+    assert shared >= 2
+
+
 def test_a_slow_consumer_makes_rows_wait() -> None:
     quick, slow = Options(), Options(features=("slow-consumers",), feature_share=1.0)
     waited = []

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from machines_in_memory import SmallDeployment, key_in, topology
 from tiercel.control.plans import Plan, PlannedMove
+from tiercel.core.logs.device_numbers import RefusedNumber
 from tiercel.core.logs.sequencer import Sequencer
+from tiercel.core.logs.site_outbox import FrameId, InboundFrame
 from tiercel.core.machine.step import Step
 from tiercel.core.model.keys import KeySet
 from tiercel.core.model.log import Row
@@ -19,8 +21,9 @@ from tiercel.testing.in_memory_driver import CONTROLLER
 THERE = [key_in(3, number) for number in range(6)]  # owned by site b
 
 
-def sequencer(site: str) -> Sequencer:
-    return Sequencer("op", site, RoutingTable.initial(topology().operators["op"]), 100, lambda key: None)
+def sequencer(site: str, held_rows_max: int = 100) -> Sequencer:
+    table = RoutingTable.initial(topology().operators["op"])
+    return Sequencer("op", site, table, held_rows_max, lambda key: None)
 
 
 def numbers(rows: list[Row]) -> list[int]:
@@ -58,6 +61,60 @@ def test_marks_of_newer_rows_are_not_forgotten() -> None:
     far.sequence(step, rows, ())
     far.forget_marks(step, "a", {THERE[0]: 1})
     assert far.marks[THERE[0]] == {"a": 2}
+
+
+class LimitedHold:
+    """Rows of one device, each in a frame of its own, where one row may be held; a gap lasts 60 ms."""
+
+    def __init__(self) -> None:
+        self.near = sequencer("b", held_rows_max=1)
+        self.near.devices.gap_ms = {"~devices": 60.0}
+        self.refused: list[RefusedNumber] = []
+        self.near.devices.refused = lambda step, refused: self.refused.append(refused)
+        self.frames = {n: InboundFrame(FrameId("a", "op", n, "a@1")) for n in range(1, 12)}
+
+    def bring(self, n: int, at_ms: float) -> list[int]:
+        rows: list[Row] = [(THERE[0], 0, n, "~devices", n, 1)]
+        return numbers(self.near.sequence(Step(at_ms), rows, (self.frames[n],)).ready)
+
+    def close_gaps(self, at_ms: float) -> list[int]:
+        return numbers(self.near.close_gaps(Step(at_ms)))
+
+    def wanted(self) -> list[int]:
+        return [inbound.id.n for inbound in self.near.take_wanted()]
+
+
+def test_a_row_that_is_next_and_under_way_again_is_no_gap_however_long_it_takes() -> None:
+    hold = LimitedHold()
+    hold.bring(9, at_ms=0)  # fills the hold
+    hold.bring(5, at_ms=1)
+    assert hold.close_gaps(at_ms=70) == []
+    assert [(refused.expected, refused.n) for refused in hold.refused] == [(1, 5)]
+    assert hold.wanted() == [5]
+    hold.bring(10, at_ms=80)  # the link is slow: later rows come first
+    assert hold.close_gaps(at_ms=150) == []
+    assert len(hold.refused) == 1, "nothing is missing in front of the fifth row"
+    assert hold.wanted() == [], "its frame was asked for"
+    assert hold.bring(5, at_ms=160) == [5]
+    assert hold.close_gaps(at_ms=230) == [9]
+    assert [(refused.expected, refused.n) for refused in hold.refused] == [(1, 5), (6, 9)]
+    assert hold.wanted() == [10]
+
+
+def test_a_gap_that_is_closed_behind_a_move_never_takes_a_mark_back() -> None:
+    hold = LimitedHold()
+    hold.bring(9, at_ms=0)
+    hold.bring(5, at_ms=1)
+    keys, step = KeySet(keys=frozenset({THERE[0]})), Step(2)
+    hold.near.drop_held(keys, lambda key: True)
+    hold.near.devices.give(step, keys, lambda key: True)
+    assert hold.wanted() == [5]
+    # the key returns before that frame does; elsewhere, rows up to the seventh were appended
+    hold.near.install_marks(step, {THERE[0]: {"~devices": 7}}, keys, lambda key: True)
+    hold.bring(9, at_ms=3)
+    assert hold.close_gaps(at_ms=100) == [9]
+    assert [(refused.expected, refused.n) for refused in hold.refused] == [(8, 9)]
+    assert hold.near.marks[THERE[0]] == {"~devices": 9}
 
 
 @given(st.lists(st.integers(0, 5), min_size=10, max_size=60), st.integers(1, 3))

@@ -62,6 +62,19 @@ def test_unacknowledged_frames_never_exceed_the_window() -> None:
     assert play.outbox.under_way == 2
 
 
+def test_a_frame_that_is_asked_for_again_and_again_keeps_its_place_behind_the_others() -> None:
+    play = Play(window=1)
+    play.add(3)
+    order = play.sent()
+    for _ in range(4):
+        play.outbox.again([1])
+        play.outbox.taken(order[-1:])
+        play.outbox.pump(play.step)
+        order += play.sent()
+        play.add()
+    assert order == [1, 2, 3, 1, 4]
+
+
 def test_a_received_frame_is_retained_until_it_is_settled() -> None:
     play = Play()
     play.add(2)

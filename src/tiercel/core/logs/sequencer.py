@@ -178,15 +178,16 @@ class Sequencer:
         ready: list[Row] = []
         for key, origin in self.devices.overdue(step.now_ms):
             held = self.held.get(key, {}).get(origin, {})
-            numbers = [*held, *self.sent_back.get(key, {}).get(origin, {})]
-            if not numbers:
+            last = self.marks.get(key, {}).get(origin, 0)
+            early = (n for n in (*held, *self.sent_back.get(key, {}).get(origin, {})) if n > last)
+            n = min(early, default=last + 1)
+            if n == last + 1:  # nothing is missing: the next row was sent back, and is asked for
                 self.devices.gap_closed(key, origin)
                 continue
-            n = min(numbers)
             if key not in self.marks:
                 self.marks[key] = {}
             marks = self.marks[key]
-            self.devices.gap_skipped(step, key, origin, marks.get(origin, 0) + 1, n)
+            self.devices.gap_skipped(step, key, origin, last + 1, n)
             marks[origin] = n - 1
             if n in held:
                 first = held.pop(n)

@@ -115,12 +115,11 @@ class SiteOutbox:
         self._inflight.difference_update(frames)
 
     def again(self, frames: list[int]) -> None:
-        """Send these frames again, behind all others."""
+        """Send these frames again, behind all others; one that is asked for repeatedly keeps its place."""
         for n in frames:
             if n in self.frames:
                 self._inflight.discard(n)
-                self._unsent.pop(n, None)
-                self._unsent[n] = None
+                self._unsent.setdefault(n)
 
     def settled(self, step: Step, frames: list[int]) -> list[FrameId]:
         """Forget these frames; returns the inbound frames that waited for them."""

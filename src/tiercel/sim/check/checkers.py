@@ -25,7 +25,7 @@ Not responsible for: collecting the facts (recorder.py), the reference (referenc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterable, Mapping, Set
 from itertools import zip_longest
 from typing import Any
 
@@ -48,6 +48,8 @@ from tiercel.sim.scenario.devices import STREAM
 from tiercel.sim.scenario.scenario import Journey, Traffic
 from tiercel.sim.workload import plain
 
+Rows = tuple[dict[Any, int], dict[Any, tuple[Any, int]]]  # how often each row; who sent it, and its number
+
 TIMER_SLACK_MS = 400.0  # some ticks, and a slow disk
 
 
@@ -68,26 +70,14 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
     found += [Violation("late-rows", text) for text in deployment.recorder.late_breaches[:3]]
     found += _watermarks_grow(deployment)
     found += _watermarks_reached(deployment)
-    expected: dict[Any, int] = Counter()
-    sources: dict[Any, tuple[Any, int]] = {}
     first_inputs = next(iter(deployment.topology.operators.values())).inputs
     scripts: list[Traffic | Journey] = [*deployment.scenario.traffic, *deployment.scenario.journeys]
-    numbered = NumberedRows(deployment)
-    for script in scripts:
-        for frame in script.frames:
-            for key, _, payload in frame:
-                item = (key, _as_taken(first_inputs, script, payload))
-                if item in numbered.numbers:  # whoever brings it, it is one row of its device
-                    expected[item] = 1
-                    sources[item] = ((key, "device"), numbered.numbers[item])
-                else:
-                    expected[item] += 1
-                    sources[item] = (script.name, payload[1])
-    rows_of = dict.fromkeys(first_inputs, (expected, sources))  # stream -> its rows, and who sent them
+    of_devices = NumberedRows(deployment)
+    made_of: dict[str, Rows] = {}  # stream -> what an operator wrote into it
     for operator in deployment.topology.operators.values():
         scenario = deployment.scenario
-        expected, sources = _of_streams(rows_of, operator.inputs)
-        numbered = numbered if operator.inputs == first_inputs else NumberedRows()
+        numbered = of_devices if operator.inputs == first_inputs else NumberedRows()
+        expected, sources = rows_for(operator.inputs, scripts, numbered.numbers, made_of)
         code = (scenario.kinds[operator.name], scenario.coarser[operator.name])
         reference = Reference(operator, *code, deployment.recorder, scenario.encoded, scenario.joins)
         histories = reference.run()
@@ -101,7 +91,7 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
         found += _modelled(deployment, operator, histories)
         found += _owners(deployment, operator, histories)
         found += _behind_watermark(deployment, operator, histories)
-        made, made_by = rows_of[operator.output] = (Counter[Any](), dict[Any, tuple[Any, int]]())
+        made, made_by = made_of[operator.output] = (Counter[Any](), dict[Any, tuple[Any, int]]())
         for history in histories.values():
             for n, (key, _, payload) in enumerate(
                 one for output in history.outputs for one in plain(output.row)
@@ -111,16 +101,36 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
     return found
 
 
-def _of_streams(
-    rows_of: dict[str, tuple[Any, Any]], inputs: tuple[str, ...]
-) -> tuple[dict[Any, int], dict[Any, tuple[Any, int]]]:
-    """The rows of these streams and their sources; streams of one script list share theirs."""
+def rows_for(
+    inputs: tuple[str, ...],
+    scripts: Iterable[Traffic | Journey],
+    numbers: Mapping[Any, int],
+    made_of: Mapping[str, Rows],
+) -> Rows:
+    """The rows of these streams, as an operator with these inputs sees them, and who sent each of them.
+
+    Operators that share a stream see its rows differently if one of them has more inputs than the other.
+    """
     expected: dict[Any, int] = Counter()
     sources: dict[Any, tuple[Any, int]] = {}
-    for rows, made_by in {id(found): found for name in inputs if (found := rows_of.get(name))}.values():
-        for item, count in rows.items():
+    for script in scripts:
+        stream = script.stream if isinstance(script, Traffic) else "input"
+        if stream not in inputs:
+            continue
+        for key, _, payload in [row for frame in script.frames for row in frame]:
+            item = (key, _as_taken(inputs, stream, payload))
+            if item in numbers:  # whoever brings it, it is one row of its device
+                expected[item] = 1
+                sources[item] = ((key, "device"), numbers[item])
+            else:
+                expected[item] += 1
+                sources[item] = (script.name, payload[1])
+    for stream in [name for name in inputs if name in made_of]:
+        made, made_by = made_of[stream]
+        for (key, payload), count in made.items():
+            item = (key, _as_taken(inputs, stream, payload))
             expected[item] += count
-        sources.update(made_by)
+            sources[item] = made_by[key, payload]
     return expected, sources
 
 
@@ -143,9 +153,8 @@ def _behind_watermark(
     return [Violation("watermark", f"{operator.name}: {text} came behind the watermark") for text in late[:3]]
 
 
-def _as_taken(inputs: tuple[str, ...], script: Traffic | Journey, payload: Any) -> Any:
-    """A row as the operator sees it: with several inputs, it carries the name of its input."""
-    stream = script.stream if isinstance(script, Traffic) else "input"
+def _as_taken(inputs: tuple[str, ...], stream: str, payload: Any) -> Any:
+    """A row as the operator sees it: with several inputs, it carries the number of its input."""
     return payload if len(inputs) == 1 else (inputs.index(stream), payload)
 
 
