@@ -196,9 +196,10 @@ def test_a_feed_commits_its_offsets_only_when_a_replica_holds_the_rows(
             os.kill(stopped, signal.SIGSTOP)
             try:
                 add(1)
-                while not any(live.deployment.feeds.glob("*/1/*.frames")):  # staged, not published
+                while not (tmp_path / "checkpoint" / "offsets" / "1").exists():  # planned, not published
+                    assert query.exception() is None
                     time.sleep(0.05)
-                time.sleep(2.0)
+                time.sleep(4.0)
                 assert committed() == {"0"}
                 assert len(subscriber.poll(0.1)) == 5  # of the first batch
             finally:
