@@ -21,6 +21,8 @@ from tiercel.sim.explore.run import run
 from tiercel.sim.scenario.scenario import FAULTS, Options
 
 FAULTY = Options(faults=FAULTS)
+# Steps that follow when a source dies for good: no crash point is such a death, `dead-in-moves` draws them.
+AFTER_A_DEATH_FOR_GOOD = {"ServedBy", "ServedByNotice"}
 
 
 @pytest.mark.parametrize("strategy", STEPS)
@@ -61,5 +63,7 @@ def test_steps_seen_with_random_faults_are_in_the_table_too() -> None:
     known = {point[:3] for point in CRASH_POINTS}
     for seed in range(25):
         for strategy, role, step in run_seed(seed, FAULTY).steps_seen:
+            if step in AFTER_A_DEATH_FOR_GOOD:
+                continue
             twin = (strategy, other.get(role, role), step)
             assert (strategy, role, step) in known or twin in known, f"seed {seed}"
