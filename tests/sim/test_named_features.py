@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from tiercel.sim.check.checkers import check
 from tiercel.sim.explore.campaign import run_seeds
 from tiercel.sim.explore.campaign import scenario_of as campaign_scenario
 from tiercel.sim.explore.run import run
 from tiercel.sim.scenario.deployment import Deployment
 from tiercel.sim.scenario.features import DRAWN_FEATURES, FEATURES
-from tiercel.sim.scenario.scenario import FAULTS, MOVES, Options, Scenario
+from tiercel.sim.scenario.scenario import FAULTS, MOVES, Action, Options, Scenario
 
 
 def options_with(*features: str, share: float | None = 1.0, **more: object) -> Options:
@@ -109,3 +111,42 @@ def test_a_link_that_stalls_one_way_loses_what_it_held() -> None:
             assert run(scenario, deployment=deployment).violations == []
             lost += deployment.network.messages_lost > 0
     assert lost >= 3
+
+
+@pytest.mark.parametrize(
+    ("seed", "story"),
+    [
+        (17, "the run was called quiet while a link held the last reports, which have no answer"),
+        (28, "the run was called quiet while they came again, over the next connection"),
+    ],
+)
+def test_a_run_whose_last_link_is_held_ends_with_the_watermarks_of_the_producers(
+    seed: int, story: str
+) -> None:
+    scenario = campaign_scenario(seed, Options(kinds=("windows",), sites_max=3, timed=0.0))
+    last = max((script for script in scenario.traffic if script.watermarks), key=lambda script: script.end_ms)
+    other = next(site for site in scenario.topology.sites if site != last.site)
+    stall = Action(last.end_ms - 25.0, "stall-sites", last.site, other, 700.0)
+    actions = sorted([*scenario.actions, stall], key=lambda action: action.at_ms)
+    result = run(msgspec.structs.replace(scenario, actions=actions))
+    assert result.violations == [], story
+    assert result.virtual_ms > stall.at_ms + 700.0
+
+
+def test_an_operator_is_judged_by_its_own_inputs_also_beside_one_that_devices_write_to() -> None:
+    """Where only the other one has several inputs, only its rows carry the number of their input."""
+    beside = 0
+    for seed in range(12):
+        scenario = scenario_with(seed, "third-operators", "gateways", "calm")
+        operators = scenario.topology.operators
+        first = next(iter(operators))
+        if set(operators["gamma"].inputs) < set(operators[first].inputs):
+            deployment = Deployment(scenario)
+            assert run(scenario, deployment=deployment).violations == []
+            beside += 1
+            for (_, operator), log in deployment.recorder.logs.items():
+                for offset in [o for o, entry in log.items() if operator == "gamma" and entry.all_rows()][:1]:
+                    log[offset] = msgspec.structs.replace(log[offset], parts={}, moving=())
+            found = [violation.text for violation in check(deployment, True, "")]
+            assert any(text.startswith("gamma: lost") for text in found)
+    assert beside >= 2

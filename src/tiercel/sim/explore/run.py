@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from itertools import permutations
 
 import msgspec
 
@@ -125,6 +126,17 @@ def unfinished_work(deployment: Deployment) -> str:
         router = deployment.router(listener.subscriber.home)
         if router is not None and len(listener.entries) < router.streams[log].offset:
             return f"{log} is not read to its end"
+    return _report_under_way(deployment)
+
+
+def _report_under_way(deployment: Deployment) -> str:
+    """A report of a watermark that another site has not received; it has no answer, so look at both sides."""
+    routers = [router for site in deployment.topology.sites if (router := deployment.router(site))]
+    for reporting, other in permutations(routers, 2):
+        for operator, promises in reporting.watermarks.promises.items():
+            known = other.watermarks.promises[operator].reported[reporting.site]
+            if promises.announced != known:
+                return f"{other.site} has not received the watermark of {operator} at {reporting.site}"
     return ""
 
 
