@@ -15,8 +15,20 @@ from tiercel.core.machine.events import Durable, Event, Received, TimerFired
 from tiercel.core.machine.names import Timer, TimerKind
 from tiercel.core.machine.step import Step
 from tiercel.core.model.bundle import open_outputs, opened
-from tiercel.core.model.log import Abort, Adopt, Begin, Compare, Done, Entry, Flip, Output, Row, Watermark
-from tiercel.core.model.topology import Topology
+from tiercel.core.model.log import (
+    Abort,
+    Adopt,
+    Begin,
+    Compare,
+    Done,
+    Entry,
+    Flip,
+    Output,
+    Row,
+    TakenOver,
+    Watermark,
+)
+from tiercel.core.model.topology import Topology, operator_of, site_of
 from tiercel.core.router.router import Router
 from tiercel.sim.workload import plain
 
@@ -49,6 +61,11 @@ class Recorder:
                         self.requests[key[1]] = value.request
                         for dead in value.served_for:
                             self.servers.setdefault(dead, set()).add(value.request.source)
+
+    def takeovers_of(self, instance: str) -> int:
+        """How often successors have taken over an instance of this name."""
+        log = self.logs.get((site_of(instance), operator_of(instance)), {})
+        return sum(isinstance(e.control, TakenOver) and e.control.of == instance for e in log.values())
 
     def recovered(self, site: str, items: dict[StorageKey, Any]) -> None:
         """After a crash the recorder forgets what was not durable."""

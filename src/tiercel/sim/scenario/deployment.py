@@ -52,6 +52,7 @@ class Deployment:
         self.ended: set[str] = set()  # processes of which an incarnation has ended
         self.scaled: dict[str, set[str]] = {}  # operator -> the instances of its last scaling
         self.dead: dict[str, str] = {}  # instance that died for good -> its successors
+        self.named: dict[str, int] = {}  # instance -> its takeovers before the last request that names it
         self.step_crashes: list[Action] = [a for a in scenario.actions if a.kind == "step"]
         self.points_hit: set[tuple[str, str, str, bool]] = set()
         self.steps_seen: set[tuple[str, str, str]] = set()
@@ -181,12 +182,13 @@ class Deployment:
         )
 
     def _launch(self, instance: str) -> None:
-        if instance in self.dead and instance in self.retired:  # its successors have all that it owned
+        if instance in self.dead:
+            asked = self.named.get(instance, 0) == self.recorder.takeovers_of(instance)
+            if instance not in self.retired or not asked:
+                return  # a machine that is gone; nobody has asked for another one since the takeover
             del self.dead[instance]
             self.processes[instance].allow_restarts()
         self.retired.discard(instance)
-        if instance in self.dead:
-            return
         if instance not in self.processes:
             self._add_instance(instance)
         if not self.processes[instance].up:
@@ -386,7 +388,12 @@ class Deployment:
             return
         request = ScaleRequest(action.target, tuple(action.other.split()), action.strategy or "live")
         self.scaled[action.target] = set(request.instances)
+        self._name(request.instances)
         controller.perform(controller.machine.scale(request, self.scheduler.now_ms))
+
+    def _name(self, instances: tuple[str, ...]) -> None:
+        """A request names them: one that was taken over before is wanted again."""
+        self.named.update({name: self.recorder.takeovers_of(name) for name in instances})
 
     def _ask_replacement(self, action: Action) -> None:
         controller = self.processes["controller"]
@@ -398,6 +405,7 @@ class Deployment:
             action.target, tuple(action.other.split()), action.strategy, {gone: new}, even=False
         )
         self.scaled[action.target] = set(request.instances)
+        self._name(request.instances)
         try:
             controller.perform(controller.machine.scale(request, self.scheduler.now_ms))
         except InvalidRequest as refusal:
@@ -452,6 +460,7 @@ class Deployment:
                 if "a slot for each" in controller.refused.get(asked, ""):
                     successors = successors[:1]
                 asked = ""
+                self._name(tuple(successors))
                 try:
                     asked, effects = controller.recover(instance, tuple(successors), self.scheduler.now_ms)
                     self.processes["controller"].perform(effects)
