@@ -150,3 +150,16 @@ def test_an_operator_is_judged_by_its_own_inputs_also_beside_one_that_devices_wr
             found = [violation.text for violation in check(deployment, True, "")]
             assert any(text.startswith("gamma: lost") for text in found)
     assert beside >= 2
+
+
+def test_the_number_of_a_late_row_is_no_gap_and_a_gap_between_late_rows_is_one() -> None:
+    scenario = campaign_scenario(
+        1191, Options(faults=FAULTS, features=DRAWN_FEATURES, sites_max=6, scales=True)
+    )
+    deployment = Deployment(scenario)
+    assert run(scenario, deployment=deployment).violations == []
+    late = deployment.recorder.late["alpha"]
+    assert {(b"dev0", (1, ("dev0", n))) for n in (17, 19)} <= late  # nobody brought 18
+    late.discard((b"dev0", (1, ("dev0", 17))))
+    found = [violation.text for violation in check(deployment, True, "") if violation.checker == "numbers"]
+    assert any("no dead letter names the gap (b'dev0', 17, 19)" in text for text in found)

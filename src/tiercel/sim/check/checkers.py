@@ -82,9 +82,9 @@ def check(deployment: Deployment, quiet: bool, why: str) -> list[Violation]:
         reference = Reference(operator, *code, deployment.recorder, scenario.encoded, scenario.joins)
         histories = reference.run()
         found += [Violation("a-move-ends", text) for text in reference.missing]
-        left_out = deployment.recorder.late.get(operator.name, set()) | numbered.refused
-        found += [Violation("numbers", text) for text in numbered.check(histories)]
-        found += _inputs(operator, histories, reference, expected, sources, left_out)
+        late = deployment.recorder.late.get(operator.name, set())
+        found += [Violation("numbers", text) for text in numbered.check(histories, late)]
+        found += _inputs(operator, histories, reference, expected, sources, late | numbered.refused)
         found += _outputs(deployment, operator.output, histories, "outputs")
         found += _outputs(deployment, operator.dead_letters, histories, "dead_letters")
         found += _states(deployment, operator, histories)

@@ -7,7 +7,8 @@ Not responsible for: losses and repeats of rows (checkers.py), what is brought (
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -47,10 +48,15 @@ class NumberedRows:
                 elif found := _GAP.search(reason):
                     self._gaps.add((key, int(found[1]), int(found[3])))
 
-    def check(self, histories: Mapping[Key, KeyHistory]) -> list[str]:
-        """What is wrong: numbers out of order, gaps that nothing names, and names of what is no gap."""
+    def check(self, histories: Mapping[Key, KeyHistory], late: Set[Item] = frozenset()) -> list[str]:
+        """What is wrong: numbers out of order, gaps that nothing names, and names of what is no gap.
+
+        A late row came, so its number is no gap: it is left out only where its turn has come.
+        """
         found: list[str] = []
-        gaps: set[tuple[Key, int, int]] = set()
+        came: dict[Key, set[int]] = {}
+        for item in self.numbers.keys() & late:
+            came.setdefault(item[0], set()).add(self.numbers[item])
         for key, history in histories.items():
             following = self._first
             for row in [one for taken in history.rows for one in plain(taken)]:
@@ -62,9 +68,14 @@ class NumberedRows:
                     found.append(f"{item} was processed, and is a dead letter")
                 if number < following:
                     found.append(f"{item} has number {number}, and came where {following} was next")
-                elif number > following:
-                    gaps.add((key, following, number))
                 following = number + 1
+                came.setdefault(key, set()).add(number)
+        gaps = {
+            (key, before + 1, number)
+            for key, numbers in came.items()
+            for before, number in pairwise([self._first - 1, *sorted(numbers)])
+            if number > before + 1
+        }
         found += [f"no dead letter names the gap {gap}" for gap in sorted(gaps - self._gaps)]
         found += [f"a dead letter names {gap}, which is no gap" for gap in sorted(self._gaps - gaps)]
         return found[:3]
