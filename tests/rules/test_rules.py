@@ -466,7 +466,7 @@ def closed_windows(driver: SmallDeployment) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES.keys() - {"predict"}))  # which waits for rows at b
 def test_R18_timers_that_the_destinations_watermark_has_passed_fire_when_keys_are_adopted(
     strategy: str,
 ) -> None:
@@ -474,7 +474,8 @@ def test_R18_timers_that_the_destinations_watermark_has_passed_fire_when_keys_ar
     assert closed_windows(keys_adopted_by_a_log_with_a_higher_watermark(strategy)) == [100]
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+# With `restart` the destination returns from a checkpoint, and fires what has passed without that rule.
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES.keys() - {"predict", "restart"}))
 def test_R18_the_planted_bug_leaves_them_to_the_next_watermark(strategy: str) -> None:
     assert "passed-timers-not-fired" in DIRECTED
     assert (
