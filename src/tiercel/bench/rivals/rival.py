@@ -54,7 +54,6 @@ def figures(outputs: Outputs, at: Moments, sent: set[tuple[int, int]], keys: int
         "request_ns": at.request_ns,
         "lost": len(sent - came),
         "doubled": len(outputs.sensor) - len(came),
-        "reordered": 0,
     }
 
 

@@ -249,9 +249,9 @@ def _row(strategy: str, every: list[Line]) -> Line:
     medians = (
         {"strategy": strategy}
         | median_line(mine)
-        | {name: sum(line[name] for line in mine) for name in SUMMED}
+        | {name: sum(line[name] for line in mine) for name in SUMMED if mine[0][name] is not None}
     )
-    return {name: medians[name] for name in COLUMNS}
+    return {name: medians.get(name) for name in COLUMNS}
 
 
 @contextlib.contextmanager
